@@ -1,0 +1,332 @@
+"""Whole FedLabel rounds through TFF against float64 NumPy."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+from linear_model import build_model, initial_weights, random_client, to_tff
+from numpy_reference import CLASSES, Reference
+
+from tff_fedlabel.algorithms import FedLabelConfig, build_fedlabel
+
+TOLERANCE = 2e-5
+sgd = tff.learning.optimizers.build_sgdm
+pytestmark = pytest.mark.usefixtures("local_runtime")
+
+
+def build(weights, client_optimizer=None, tail=None, **config):
+    config.setdefault("strong_augment", None)
+    return build_fedlabel(
+        build_model(weights),
+        client_optimizer or sgd(0.3),
+        FedLabelConfig(**config),
+        **(tail or {}),
+    )
+
+
+def run(process, cohorts, hidden=None):
+    """Runs one round per cohort; returns the weights and the metrics of the last round."""
+    state = process.initialize()
+    for cohort in cohorts:
+        output = process.next(state, [to_tff(client, hidden) for client in cohort])
+        state = output.state
+    weights = process.get_model_weights(state).trainable
+    return [np.asarray(w) for w in weights], output.metrics["client_work"]["train"]
+
+
+def check_rounds(reference, cohorts, weights=None, **build_arguments):
+    weights = initial_weights() if weights is None else weights
+    actual, metrics = run(build(weights, **build_arguments), cohorts)
+    expected = [np.asarray(np.float32(w), np.float64) for w in weights]
+    for cohort in cohorts:
+        expected, used = reference.round(expected, cohort)
+    for a, e in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(a, e, atol=TOLERANCE, rtol=0)
+    assert metrics["images_used"] == sum(used)
+    # The reference itself moved, or the comparison would say nothing.
+    assert max(np.abs(e - w).max() for e, w in zip(expected, weights, strict=True)) > 1e-2
+    return metrics
+
+
+COHORT = [random_client(1), random_client(2, labeled=3, unlabeled=9), random_client(3, 8, 5)]
+TWO_ROUNDS = [COHORT, [random_client(4), random_client(5, 5, 20)]]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"consistency_weight": 0.0},
+        {"consistency_weight": 3.0},
+        {"confidence": "entropy"},
+        {"confidence_input": "logits"},
+        {"selection": "local"},
+        {"selection": "global"},
+        {"proximal_strength": 0.7},
+        {"threshold": 0.0},
+        {"threshold": 0.8},
+    ],
+    ids=str,
+)
+def test_rounds_equal_numpy(config):
+    check_rounds(Reference(**config), TWO_ROUNDS, **config)
+
+
+@pytest.mark.parametrize("loop", list(tff.learning.LoopImplementation))
+@pytest.mark.parametrize("skip", [True, False])
+def test_loops_and_skipping_do_not_change_the_result(loop, skip):
+    metrics = check_rounds(
+        Reference(threshold=0.6),
+        TWO_ROUNDS,
+        threshold=0.6,
+        skip_discarded=skip,
+        tail={"loop_implementation": loop},
+    )
+    assert 0 < metrics["kept_fraction"] < 1
+
+
+def negative(images, seed=None, round_num=None):
+    return 1.0 - images
+
+
+@pytest.mark.parametrize("pseudo_label_view", ["original", "augmented"])
+@pytest.mark.parametrize("consistency_view", ["original", "augmented"])
+def test_views(pseudo_label_view, consistency_view):
+    views = {"pseudo_label_view": pseudo_label_view, "consistency_view": consistency_view}
+    check_rounds(
+        Reference(augment=negative, **views), TWO_ROUNDS, strong_augment=negative, **views
+    )
+
+
+def test_augmentation_is_told_seed_and_round():
+    """Round t adds seed + t to the images, so a wrong number would move the student elsewhere."""
+
+    def shifted(images, seed, round_num):
+        return images + tf.cast(seed + round_num, tf.float32) / 10
+
+    actual, _ = run(build(initial_weights(), strong_augment=shifted, seed=2), TWO_ROUNDS)
+    expected = [np.float64(np.float32(w)) for w in initial_weights()]
+    for round_num, cohort in enumerate(TWO_ROUNDS):
+        reference = Reference(augment=lambda x, r=round_num: x + (2 + r) / 10)
+        expected, _ = reference.round(expected, cohort)
+    for a, e in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(a, e, atol=TOLERANCE, rtol=0)
+
+
+def test_each_phase_starts_with_fresh_optimizer_state():
+    check_rounds(
+        Reference(lr=0.1, lr_momentum=0.9), TWO_ROUNDS, client_optimizer=sgd(0.1, momentum=0.9)
+    )
+
+
+def test_nothing_above_the_threshold():
+    metrics = check_rounds(Reference(threshold=1.0), [COHORT], threshold=1.0)
+    assert metrics["kept_fraction"] == 0.0
+    assert metrics["images_used"] == 11 + 3 + 8
+
+
+@pytest.mark.parametrize("labeled,unlabeled", [(0, 9), (9, 0), (0, 0)])
+def test_clients_without_one_part(labeled, unlabeled):
+    check_rounds(Reference(), [[random_client(7, labeled, unlabeled), *COHORT]])
+
+
+def test_only_unlabeled_images():
+    check_rounds(Reference(threshold=0.4), [[random_client(8, 0, 12)]], threshold=0.4)
+
+
+@pytest.mark.parametrize("aggregator", ["default", "mean", "clipping", "dp"])
+@pytest.mark.parametrize("weighting", list(tff.learning.ClientWeighting))
+def test_cohort_that_used_nothing_changes_nothing(aggregator, weighting):
+    """Also after the server optimizer has gathered momentum, and for stateful aggregators."""
+    factory = {
+        "default": lambda: None,
+        "mean": tff.aggregators.MeanFactory,
+        "clipping": lambda: tff.learning.robust_aggregator(),
+        "dp": lambda: tff.aggregators.as_weighted_aggregator(
+            tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(0.5, 3.0, 1.0)
+        ),
+    }[aggregator]()
+    if aggregator == "dp" and weighting is tff.learning.ClientWeighting.NUM_EXAMPLES:
+        pytest.skip("differential privacy weighs all clients alike")
+    process = build(
+        initial_weights(),
+        threshold=1.0,
+        tail={
+            "server_optimizer": sgd(1.0, momentum=0.9),
+            "model_aggregator": factory,
+            "client_weighting": weighting,
+        },
+    )
+    before = process.next(process.initialize(), [to_tff(c) for c in COHORT]).state
+    nothing = [random_client(9, 0, 0), random_client(10, 0, 7)]
+    output = process.next(before, [to_tff(c) for c in nothing])
+    after = output.state
+    assert output.metrics["client_work"]["train"]["images_used"] == 0.0
+    for kept in ("global_model_weights", "finalizer", "aggregator"):
+        old = tf.nest.flatten(getattr(before, kept))
+        new = tf.nest.flatten(getattr(after, kept))
+        assert len(old) == len(new)
+        for o, n in zip(old, new, strict=True):
+            np.testing.assert_array_equal(o, n)
+    assert after.client_work["round_num"] == before.client_work["round_num"] + 1
+
+
+def test_client_with_nan_update_counts_for_nothing():
+    broken = random_client(11)
+    broken[0][0][0][0, 0, 0, 0] = np.nan
+    weights = initial_weights()
+    actual, metrics = run(build(weights), [[broken, *COHORT]])
+    expected, used = Reference().round([np.float64(np.float32(w)) for w in weights], COHORT)
+    for a, e in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(a, e, atol=TOLERANCE, rtol=0)
+    assert metrics["rejected_clients"] == 1.0
+    assert metrics["images_used"] == sum(used)
+    assert np.isfinite(metrics["labeled_loss"])
+
+
+def test_cohort_of_only_nan_clients_changes_nothing():
+    broken = random_client(11)
+    broken[0][0][0][0, 0, 0, 0] = np.inf
+    weights = initial_weights()
+    actual, metrics = run(build(weights), [[broken]])
+    for a, w in zip(actual, weights, strict=True):
+        np.testing.assert_array_equal(a, np.float32(w))
+    assert metrics["rejected_clients"] == 1.0
+
+
+def test_flat_experts_keep_no_consistency():
+    """Zero weights make both experts flat; above beta = .2 the label is class 0, the ratio 0."""
+    zeros = [np.zeros_like(w) for w in initial_weights()]
+    client = random_client(12, 0, 8)
+    metrics = check_rounds(
+        Reference(threshold=0.2, consistency_weight=5.0),
+        [[client]],
+        weights=zeros,
+        threshold=0.2,
+        consistency_weight=5.0,
+    )
+    assert metrics["consistency_weight"] == 0.0
+    assert metrics["agreement_fraction"] == 1.0
+
+
+def test_probability_equal_to_the_threshold_is_not_kept():
+    """With logits (0, 0, -inf-like) the largest probability is exactly one half."""
+    weights = [np.zeros((4, CLASSES)), np.array([0.0, 0.0, -200.0])]
+    client = random_client(13, 0, 8)
+    _, at = run(build(weights, threshold=0.5), [[client]])
+    _, below = run(build(weights, threshold=float(np.nextafter(np.float32(0.5), 0))), [[client]])
+    assert at["images_used"] == 0.0
+    assert below["images_used"] == 8.0
+
+
+def test_uniform_weighting_is_the_mean_of_the_contributing_clients():
+    weights = [np.float64(np.float32(w)) for w in initial_weights()]
+    nobody = random_client(14, 0, 0)
+    actual, _ = run(
+        build(weights, tail={"client_weighting": tff.learning.ClientWeighting.UNIFORM}),
+        [[*COHORT, nobody]],
+    )
+    deltas = [Reference().client(weights, *client)[0] for client in COHORT]
+    for i, a in enumerate(actual):
+        expected = weights[i] + np.mean([d[i] for d in deltas], axis=0)
+        np.testing.assert_allclose(a, expected, atol=TOLERANCE, rtol=0)
+
+
+def test_hidden_labels_cannot_change_the_update():
+    process = build(initial_weights(), tail={"diagnose": True})
+    rng = np.random.default_rng(0)
+    results = [
+        run(process, TWO_ROUNDS, hidden)
+        for hidden in (lambda n: np.zeros(n), lambda n: rng.integers(CLASSES, size=n))
+    ]
+    plain, plain_metrics = run(build(initial_weights()), TWO_ROUNDS)
+    for weights, _ in results:
+        for a, b in zip(weights, plain, strict=True):
+            np.testing.assert_array_equal(a, b)
+    assert results[0][1]["pseudo_label_accuracy"] != results[1][1]["pseudo_label_accuracy"]
+    assert "pseudo_label_accuracy" not in plain_metrics
+
+
+def test_metrics_count_what_happened():
+    client = random_client(15, 6, 13)
+    weights = [np.float64(np.float32(w)) for w in initial_weights()]
+    process = build(initial_weights(), threshold=0.6, tail={"diagnose": True})
+    _, metrics = run(process, [[client]], hidden=lambda n: np.ones(n))
+
+    reference = Reference(threshold=0.6)
+    local, images = weights, 0
+    delta, used = reference.client(weights, client[0], [])
+    local = [w + d for w, d in zip(weights, delta, strict=True)]
+    kept = chose_local = agrees = correct = 0
+    ratios = []
+    for x in np.concatenate(client[1]):
+        logits = [x.reshape(-1) @ w[0] + w[1] for w in (weights, local)]
+        label, mask, other, ratio = reference.choose(*logits)
+        images += 1
+        kept += mask
+        chose_local += reference.h(logits[1]) >= reference.h(logits[0])
+        agrees += np.argmax(other) == label
+        correct += mask and label == 1
+        ratios += [ratio * (np.argmax(other) == label)] * int(mask)
+    assert metrics["kept_fraction"] == pytest.approx(kept / images)
+    assert metrics["local_fraction"] == pytest.approx(chose_local / images)
+    assert metrics["agreement_fraction"] == pytest.approx(agrees / images)
+    assert metrics["pseudo_label_accuracy"] == pytest.approx(correct / kept)
+    assert metrics["consistency_weight"] == pytest.approx(np.mean(ratios), abs=1e-5)
+    assert metrics["images_used"] == used + kept
+
+
+def test_learning_rate_can_be_scheduled_through_hparams():
+    process = build(initial_weights())
+    state = process.initialize()
+    hparams = process.get_hparams(state)
+    assert hparams["client_work"]["learning_rate"] == pytest.approx(0.3)
+    hparams["client_work"]["learning_rate"] = 0.05
+    state = process.set_hparams(state, hparams)
+    output = process.next(state, [to_tff(c) for c in COHORT])
+    expected, _ = Reference(lr=0.05).round(
+        [np.float64(np.float32(w)) for w in initial_weights()], COHORT
+    )
+    for a, e in zip(process.get_model_weights(output.state).trainable, expected, strict=True):
+        np.testing.assert_allclose(a, e, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "field,value",
+    [
+        ("threshold", 1.5),
+        ("threshold", "high"),
+        ("consistency_weight", -1.0),
+        ("proximal_strength", float("nan")),
+        ("confidence", "certainty"),
+        ("confidence_input", "features"),
+        ("selection", "both"),
+        ("pseudo_label_view", "weak"),
+        ("consistency_view", "weak"),
+        ("strong_augment", "randaugment"),
+        ("seed", -1),
+        ("seed", 1.5),
+    ],
+)
+def test_bad_configuration_names_the_field(field, value):
+    with pytest.raises(ValueError, match=f"^{field} "):
+        FedLabelConfig(**{field: value})
+
+
+def test_entropy_of_logits_is_refused():
+    with pytest.raises(ValueError, match="confidence_input='logits'"):
+        FedLabelConfig(confidence="entropy", confidence_input="logits")
+
+
+def test_wrong_arguments_are_named():
+    model, config = build_model(initial_weights()), FedLabelConfig(strong_augment=None)
+    with pytest.raises(ValueError, match="^model must be"):
+        build_fedlabel(lambda: None, sgd(0.1), config)
+    with pytest.raises(ValueError, match="^client_optimizer must be"):
+        build_fedlabel(model, tf.keras.optimizers.SGD(), config)
+    with pytest.raises(ValueError, match="^model_aggregator must be"):
+        build_fedlabel(
+            model, sgd(0.1), config, model_aggregator=tff.aggregators.UnweightedMeanFactory()
+        )
+
+

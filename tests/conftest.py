@@ -1,0 +1,12 @@
+"""Fixtures shared by all tests."""
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def local_runtime():
+    """One TFF worker for all tests that run computations."""
+    from tff_fedlabel import runtime
+
+    with runtime.use("local") as handle:
+        yield handle

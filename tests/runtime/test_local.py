@@ -1,0 +1,501 @@
+"""The local runtime: its answers, its failures, and that no process of it is left behind."""
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_fedlabel import runtime
+
+CLIENT_FLOATS = tff.FederatedType(np.float32, tff.CLIENTS)
+
+
+@tff.tensorflow.computation(np.float32)
+def square(x):
+    return x * x
+
+
+@tff.federated_computation(CLIENT_FLOATS)
+def mean_of_squares(values):
+    return tff.federated_mean(tff.federated_map(square, values))
+
+
+@tff.tensorflow.computation(np.int64)
+def count_slowly(limit):
+    return tf.while_loop(lambda i: i < limit, lambda i: [i + 1], [tf.constant(0, tf.int64)])[0]
+
+
+def alive(pid):
+    """Whether a process of this id runs or waits as a zombie."""
+    return os.path.exists(f"/proc/{pid}")
+
+
+def running(pid):
+    """Whether a process of this id runs; a zombie, left to process 1, does not."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def family(worker_pid):
+    """The worker, its supervising shell and what else that shell started."""
+    with open(f"/proc/{worker_pid}/stat") as file:
+        session = int(file.read().rsplit(")", 1)[1].split()[3])
+    members = set()
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            with open(f"/proc/{name}/stat") as file:
+                if int(file.read().rsplit(")", 1)[1].split()[3]) == session:
+                    members.add(int(name))
+    assert worker_pid in members
+    assert len(members) == 3
+    assert os.getpid() not in members
+    return members
+
+
+def within(seconds, function):
+    """The result of `function`, which must end in time: a hang fails the test."""
+    outcome = []
+
+    def run():
+        try:
+            outcome.append((function(), None))
+        except BaseException as error:
+            outcome.append((None, error))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert outcome, f"still running after {seconds} s"
+    result, error = outcome[0]
+    if error is not None:
+        raise error
+    return result
+
+
+def eventually(condition, seconds=10.0):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and not condition():
+        time.sleep(0.02)
+    return condition()
+
+
+def rss_kib(pid):
+    with open(f"/proc/{pid}/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("VmRSS"))
+
+
+# Answers
+
+
+@pytest.mark.parametrize("options", [{}, {"max_concurrent_computation_calls": 1}])
+def test_results_equal_numpy(options):
+    values = np.array([1.5, -2.0, 4.0, 0.25], np.float32)
+    with runtime.use("local", **options) as handle:
+        assert handle.name == "local"
+        result = mean_of_squares(list(values))
+        handle.check()
+    assert result == pytest.approx(np.mean(values.astype(np.float64) ** 2), rel=1e-6)
+
+
+def test_a_learning_process_runs():
+    counts = tff.templates.IterativeProcess(
+        initialize_fn=tff.federated_computation(lambda: tff.federated_value(0, tff.SERVER)),
+        next_fn=tff.federated_computation(
+            lambda state, values: tff.federated_map(
+                tff.tensorflow.computation(lambda s, v: s + v),
+                (state, tff.federated_sum(values)),
+            ),
+            [tff.FederatedType(np.int32, tff.SERVER), tff.FederatedType(np.int32, tff.CLIENTS)],
+        ),
+    )
+    with runtime.use("local"):
+        state = counts.initialize()
+        for cohort in ([1, 2], [3, 4, 5], []):
+            state = counts.next(state, cohort)
+    assert state == 15
+
+
+def test_default_number_of_clients():
+    @tff.federated_computation
+    def clients():
+        return tff.federated_sum(tff.federated_value(1, tff.CLIENTS))
+
+    with runtime.use("local", default_num_clients=7):
+        assert clients() == 7
+
+
+def test_structures_can_be_streamed():
+    @tff.tensorflow.computation(tff.to_type([np.float32, np.int32]))
+    def swap(pair):
+        return pair[1], pair[0]
+
+    with runtime.use("local", stream_structs=True):
+        assert tuple(swap((2.5, 3))) == (3, 2.5)
+
+
+def test_asynchronous_context_for_programs():
+    values = np.array([3.0, 5.0], np.float32)
+
+    async def program():
+        first, second = mean_of_squares(list(values)), square(values[0])
+        assert isinstance(first, tff.program.MaterializableValueReference)
+        return await tff.program.materialize_value((first, second))
+
+    with runtime.use("local", asynchronous=True) as handle:
+        current = tff.framework.get_context_stack().current
+        assert isinstance(current, tff.program.NativeFederatedContext)
+        mean, squared = asyncio.run(program())
+        # The synchronous context of the same worker is at hand too.
+        with tff.framework.get_context_stack().install(handle.context):
+            assert square(3.0) == 9.0
+    assert mean == pytest.approx(np.mean(values.astype(np.float64) ** 2))
+    assert squared == 9.0
+
+
+def test_federated_context_beside_the_synchronous_one():
+    with runtime.use("local") as handle:
+        context = handle.federated_context()
+        assert isinstance(context, tff.program.NativeFederatedContext)
+
+        async def program():
+            with tff.framework.get_context_stack().install(context):
+                return await square(4.0).get_value()
+
+        assert asyncio.run(program()) == 16.0
+        assert square(5.0) == 25.0
+
+
+def test_the_worker_gets_the_environment(monkeypatch):
+    monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
+    with runtime.use("local") as handle:
+        with open(f"/proc/{handle.processes[0]}/environ", "rb") as file:
+            environment = dict(entry.split(b"=", 1) for entry in file.read().split(b"\0") if entry)
+    assert environment[b"TF_ENABLE_ONEDNN_OPTS"] == b"0"
+    # Python's level is 3 where its own warnings are silenced; the log keeps the worker's.
+    assert environment[b"TF_CPP_MIN_LOG_LEVEL"] == b"1"
+
+
+def test_a_proxy_does_not_catch_the_calls(monkeypatch):
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # bound, not listening: whoever asks it is refused
+        for name in ("http_proxy", "https_proxy", "grpc_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{nobody.getsockname()[1]}")
+        monkeypatch.delenv("no_proxy", raising=False)
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        with runtime.use("local"):
+            assert square(3.0) == 9.0
+
+
+# The context that was there before
+
+
+class _Leave(Exception):
+    pass
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("leave", [None, _Leave, SystemExit, KeyboardInterrupt])
+def test_previous_context_is_back_and_processes_are_gone(leave, asynchronous):
+    stack = tff.framework.get_context_stack()
+    before = stack.current
+    with pytest.raises(leave) if leave else contextlib.nullcontext():
+        with runtime.use("local", asynchronous=asynchronous) as handle:
+            assert stack.current is not before
+            members = family(handle.processes[0])
+            if leave:
+                raise leave
+    assert stack.current is before
+    assert not [pid for pid in members if alive(pid)]
+
+
+def test_blocks_after_each_other_and_nested():
+    stack = tff.framework.get_context_stack()
+    pids = []
+    for _ in range(2):
+        with runtime.use("local") as outer:
+            with runtime.use("local") as inner:
+                assert inner.backend.port != outer.backend.port
+                assert stack.current is inner.context
+                assert square(2.0) == 4.0
+            assert stack.current is outer.context
+            assert alive(outer.processes[0]) and not alive(inner.processes[0])
+            assert square(3.0) == 9.0
+        pids += [*outer.processes, *inner.processes]
+    assert len(set(pids)) == 4
+    assert not [pid for pid in pids if alive(pid)]
+
+
+def test_two_threads_have_a_runtime_each():
+    both_inside = threading.Barrier(2, timeout=60)
+    answers = {}
+
+    def work(x):
+        with runtime.use("local") as handle:
+            both_inside.wait()
+            answers[handle.processes[0]] = (x, square(x))
+            both_inside.wait()
+
+    threads = [threading.Thread(target=work, args=(x,), daemon=True) for x in (2.0, 3.0)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert sorted(answers.values()) == [(2.0, 4.0), (3.0, 9.0)]
+    assert not [pid for pid in answers if alive(pid)]
+
+
+def test_nothing_piles_up_over_many_blocks():
+    def held():
+        return threading.active_count(), len(os.listdir("/proc/self/fd"))
+
+    def use_it():
+        with runtime.use("local"):
+            square(1.0)
+
+    use_it()
+    assert eventually(lambda: held()[0] <= 3)
+    threads, files = held()
+    for _ in range(4):
+        use_it()
+    assert eventually(lambda: held() <= (threads, files)), (held(), threads, files)
+
+
+def test_a_call_after_the_block_says_so():
+    with runtime.use("local") as handle:
+        pass
+    with tff.framework.get_context_stack().install(handle.context):
+        with pytest.raises(runtime.WorkerError, match="inside its `with` block"):
+            within(30, lambda: handle.context.invoke(square, 1.0))
+    with pytest.raises(runtime.WorkerError, match="inside its `with` block"):
+        handle.check()
+    assert handle.backend.log() == ""
+
+
+# Memory
+
+
+def test_small_calls_do_not_grow_memory():
+    values = [np.float32(v) for v in range(5)]
+    with runtime.use("local") as handle:
+        pids = (handle.processes[0], os.getpid())
+        for _ in range(50):
+            mean_of_squares(values)
+        before = [rss_kib(pid) for pid in pids]
+        for _ in range(300):
+            mean_of_squares(values)
+        after = [rss_kib(pid) for pid in pids]
+    assert after[0] < 1.1 * before[0], (before, after)
+    assert after[1] < 1.1 * before[1], (before, after)
+
+
+def test_forgotten_numbers_of_clients_are_freed():
+    def threads(pid):
+        return len(os.listdir(f"/proc/{pid}/task"))
+
+    with runtime.use("local") as handle:
+        for clients in range(1, 61):
+            mean_of_squares([np.float32(1)] * clients)
+            if clients == 20:
+                before = threads(handle.processes[0])
+        after = threads(handle.processes[0])
+    # TFF's own factory never closes an executor: there 60 hold about 3 times what 20 hold.
+    assert after < 1.7 * before, (before, after)
+
+
+# Failures
+
+
+def fake_worker(folder, script):
+    path = folder / "fake_worker.sh"
+    path.write_text("#!/bin/sh\n" + textwrap.dedent(script))
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("script", "cause"),
+    [
+        ("echo 'no such port: 7' >&2; exit 3", "exit status 3; its last output: no such port: 7"),
+        ("echo one; echo; echo two; exit 0", r"exit status 0; its last output: one \| two$"),
+        ("kill -ILL $$", r"killed by SIGILL \(this processor .*; it wrote nothing"),
+        ("kill -KILL $$", r"killed by SIGKILL \(the kernel .* memory"),
+        (
+            "exec /no/such/loader",
+            "the program cannot be run on this machine; its last output: .*loader",
+        ),
+    ],
+)
+def test_a_worker_that_dies_at_start(tmp_path, script, cause):
+    started = time.monotonic()
+    with pytest.raises(runtime.WorkerError, match=f"died at start-up: {cause}") as caught:
+        with runtime.use("local", worker_binary=fake_worker(tmp_path, script)):
+            pytest.fail("entered the block")
+    assert time.monotonic() - started < 10
+    assert "\n" not in str(caught.value)
+
+
+def test_a_program_for_another_machine(tmp_path):
+    foreign = tmp_path / "foreign"
+    foreign.write_bytes(b"\x7fELF" + bytes(60))
+    foreign.chmod(0o755)
+    with pytest.raises(runtime.WorkerError, match="cannot be run on this machine"):
+        with runtime.use("local", worker_binary=foreign):
+            pytest.fail("entered the block")
+
+
+LISTENS = f"""
+exec {sys.executable} -c '
+import socket, sys, time
+s = socket.socket()
+s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+s.bind(("", int(sys.argv[1].split("=")[1])))
+s.listen()
+print("listening", flush=True)
+time.sleep(600)' "$@"
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "cause"),
+    [
+        ("echo thinking; exec sleep 600", "does not listen on its port; its last output: thinking"),
+        (LISTENS, "listens but does not answer; its last output: listening"),
+    ],
+)
+def test_a_worker_that_never_gets_ready(tmp_path, script, cause):
+    binary = fake_worker(tmp_path, f"echo $$ >{tmp_path}/pid\n{script}")
+    started = time.monotonic()
+    with pytest.raises(runtime.WorkerError, match=f"not ready after 1.5 s: it runs but {cause}"):
+        with runtime.use("local", worker_binary=binary, startup_timeout=1.5):
+            pytest.fail("entered the block")
+    assert time.monotonic() - started < 8
+    assert not alive(int((tmp_path / "pid").read_text()))
+
+
+def test_the_log_file_keeps_what_was_in_it(tmp_path):
+    log = tmp_path / "worker.log"
+    log.write_text("an older run\n")
+    binary = fake_worker(tmp_path, "echo out; echo err >&2; exit 1")
+    with pytest.raises(runtime.WorkerError, match=r"last output: out \| err$"):
+        with runtime.use("local", worker_binary=binary, log_file=log):
+            pytest.fail("entered the block")
+    assert log.read_text() == "an older run\nout\nerr\n"
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_worker_killed_in_the_middle(asynchronous):
+    def compute():
+        with runtime.use("local", asynchronous=asynchronous) as handle:
+            killer = threading.Timer(1.0, os.kill, (handle.processes[0], signal.SIGKILL))
+            killer.start()
+
+            async def program():
+                return await count_slowly(10**12).get_value()
+
+            with pytest.raises(runtime.WorkerError, match="died: killed by SIGKILL") as caught:
+                asyncio.run(program()) if asynchronous else count_slowly(10**12)
+            assert "\n" not in str(caught.value)
+            with pytest.raises(runtime.WorkerError, match="killed by SIGKILL"):
+                handle.check()
+            if not asynchronous:  # a later call fails too, at once
+                with pytest.raises(runtime.WorkerError, match="killed by SIGKILL"):
+                    square(1.0)
+
+    within(60, compute)
+
+
+def test_a_failing_computation_is_not_the_workers_fault():
+    @tff.tensorflow.computation(np.float32)
+    def refuse(x):
+        with tf.control_dependencies([tf.debugging.assert_less(x, 0.0, message="too large")]):
+            return tf.identity(x)
+
+    @tff.tensorflow.computation
+    def read_unset_variable():
+        handle = tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[], shared_name="unset")
+        return tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32)
+
+    def compute():
+        with runtime.use("local") as handle:
+            with pytest.raises(runtime.ComputationError, match="too large"):
+                refuse(1.0)
+            with pytest.raises(runtime.ComputationError, match="variable unset"):
+                read_unset_variable()
+            handle.check()
+            assert square(3.0) == 9.0
+
+    within(60, compute)
+
+
+# Ends of the Python process
+
+
+@pytest.fixture(scope="module")
+def ends(tmp_path_factory):
+    """What `ends_of_python.py`, run in a pipe, saw of Python processes that ended."""
+    report = tmp_path_factory.mktemp("ends") / "report.json"
+    script = os.path.join(os.path.dirname(__file__), "ends_of_python.py")
+    package = os.path.dirname(os.path.dirname(os.path.dirname(runtime.__file__)))
+    done = subprocess.run(
+        ["/bin/sh", "-c", '"$@" 2>&1 | cat', "sh", sys.executable, script, report],
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": package},
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=400,
+    )
+    assert report.exists(), done.stdout
+    return {**json.loads(report.read_text()), "piped": done.stdout}
+
+
+def test_a_pipe_returns_and_shows_nothing_but_the_scripts_output(ends):
+    assert re.fullmatch(r"worker \d+ 5\n", ends["piped"]), ends["piped"]
+    assert not running(int(ends["piped"].split()[1]))
+
+
+@pytest.mark.parametrize("end", ["left_open", "default_context"])
+def test_calls_outside_a_block_leave_nothing_either(ends, end):
+    assert ends[end]["status"] == 0
+    assert ends[end]["rest"] == ""
+    assert ends[end]["left"] == []
+
+
+def test_an_error_leaves_nothing(ends):
+    assert ends["error"]["status"] == 1
+    assert ends["error"]["rest"].endswith("ZeroDivisionError: division by zero\n")
+    assert ends["error"]["left"] == []
+
+
+@pytest.mark.parametrize("end", ["SIGINT", "SIGTERM", "SIGKILL"])
+def test_signals_in_the_middle_of_a_computation_leave_nothing(ends, end):
+    assert ends[end]["status"] == -signal.Signals[end]
+    assert ("KeyboardInterrupt" in ends[end]["rest"]) == (end == "SIGINT")
+    assert ends[end]["left"] == []
+    # The program could still compute while it ended: Ctrl-C had not reached the worker.
+    assert ("worker lives" in ends[end]["rest"]) == (end == "SIGINT")
+
+
+def test_a_forked_child_does_not_keep_the_worker(ends):
+    assert ends["forked"]["status"] == -signal.SIGKILL
+    assert ends["forked"]["left"] == []
+
+
+def test_a_forked_child_that_ends_does_not_take_the_worker_along(ends):
+    assert ends["child_ends"]["status"] == 0
+    assert ends["child_ends"]["rest"] == "9\n"

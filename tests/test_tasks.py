@@ -1,0 +1,137 @@
+"""Tasks as the paper has them, choices checked, cohorts drawn from (seed, round) alone."""
+
+import math
+import pathlib
+
+import numpy as np
+import pytest
+
+from tff_fedlabel import algorithms, tasks
+
+FLAGFILES = pathlib.Path(__file__).resolve().parents[1] / "experiments" / "flagfiles"
+
+
+@pytest.mark.parametrize(
+    "name,model,clients,cohort,fraction",
+    [  # Section 4.1 of the paper.
+        ("emnist", "resnet18", 100, 10, 0.2),
+        ("cifar10", "resnet34", 100, 10, 0.2),
+        ("cifar100", "resnet50", 100, 10, 0.2),
+        ("organamnist", "resnet18", 10, 3, 0.05),
+        ("bloodmnist", "resnet18", 5, 5, 0.05),
+    ],
+)
+def test_tasks_of_the_paper(name, model, clients, cohort, fraction):
+    config = tasks.make_config(name)
+    assert config.source == name and config.algorithm == "fedlabel"
+    assert (config.model, config.num_clients, config.clients_per_round) == (model, clients, cohort)
+    assert (config.labeled_fraction, config.alpha) == (fraction, 0.1)
+    assert config.width is None
+    method = config.algorithm_config()
+    assert (method.strong_augment.num_ops, method.strong_augment.magnitude) == (10, 1.0)
+    assert (method.threshold, method.consistency_weight, method.confidence) == (0.5, 1.0, "variance")
+
+
+def test_our_tasks():
+    digits, fashion = tasks.make_config("digits"), tasks.make_config("fashion_mnist")
+    assert (digits.num_clients, digits.clients_per_round) == (20, 5)
+    assert (digits.alpha, digits.labeled_fraction, digits.model) == (1.0, 0.2, "cnn")
+    assert (fashion.num_clients, fashion.clients_per_round) == (100, 10)
+    assert (fashion.alpha, fashion.labeled_fraction, fashion.model) == (0.1, 0.05, "cnn")
+
+
+@pytest.mark.parametrize(
+    "field,value",
+    [
+        ("algorithm", "fedlable"),
+        ("model", "vgg"),
+        ("partition", "shards"),
+        ("split", "half"),
+        ("strong_augment", "strong"),
+        ("rounds", 0),
+        ("num_clients", 0),
+        ("clients_per_round", 0),
+        ("clients_per_round", 21),
+        ("tau", 0),
+        ("tau_unlabeled", "all"),
+        ("width", 0),
+        ("labeled_fraction", 0.0),
+        ("labeled_fraction", 1.01),
+        ("alpha", 0.001),
+        ("alpha", math.nan),
+        ("lr", 0.0),
+        ("server_momentum", 1.5),
+        ("threshold", 1.5),
+        ("consistency_weight", -0.5),
+        ("confidence", "softmax"),
+        ("selection", "best"),
+        ("seed", -1),
+        ("eval_every", 0),
+    ],
+)
+def test_wrong_choice_names_the_field(field, value):
+    with pytest.raises(ValueError, match=f"^{field} "):
+        tasks.make_config("digits", **{field: value})
+
+
+def test_unknown_names_get_the_nearest():
+    with pytest.raises(ValueError, match="did you mean cifar10"):
+        tasks.make_config("cifar1O")
+    with pytest.raises(ValueError, match="did you mean fedlabel"):
+        tasks.make_config("digits", "fedlabels")
+
+
+def test_choices_reach_the_method():
+    config = tasks.make_config("digits", threshold=0.7, confidence="entropy", strong_augment="none")
+    method = config.algorithm_config()
+    assert (method.threshold, method.confidence, method.strong_augment) == (0.7, "entropy", None)
+    assert tasks.make_config("digits", "fedprox").algorithm_config().proximal_strength == 0.01
+
+
+def test_every_algorithm_has_a_configuration():
+    assert set(algorithms.ALGORITHMS) == set(algorithms.CONFIGS)
+    assert set(algorithms.SUPERVISED) < set(algorithms.ALGORITHMS)
+
+
+def test_every_task_has_a_flag_file():
+    assert {path.stem for path in FLAGFILES.glob("*.flags")} == set(tasks.TASKS)
+    for path in FLAGFILES.glob("*.flags"):
+        assert f"--task={path.stem}" in path.read_text().splitlines()
+
+
+@pytest.fixture(scope="module")
+def experiment():
+    return tasks.build(tasks.make_config("digits", width=4, tau="epoch", tau_unlabeled=2))
+
+
+def images_of(cohort):
+    return [np.concatenate([b["x"].numpy() for b in client["labeled"]]) for client in cohort]
+
+
+def test_cohorts_depend_on_seed_and_round_alone(experiment):
+    first, again, other = (images_of(experiment.cohort(r)) for r in (0, 0, 1))
+    assert len(first) == 5
+    for a, b in zip(first, again, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert any(a.shape != b.shape or (a != b).any() for a, b in zip(first, other, strict=True))
+
+
+def test_a_client_is_drawn_once_a_round(experiment):
+    for round_num in range(5):
+        images = np.concatenate(images_of(experiment.cohort(round_num)))
+        # tau = "epoch" takes every labelled image once, so a repeat would be a client drawn twice.
+        distinct = np.unique(images.reshape(len(images), -1), axis=0)
+        assert len(images) - len(distinct) <= 1  # two writers can draw the same 8 x 8 digit
+
+
+def test_steps(experiment):
+    for client in experiment.cohort(3):
+        unlabeled = [len(b["x"]) for b in client["unlabeled"]]
+        assert unlabeled == [16, 16]
+        assert sum(len(b["x"]) for b in client["labeled"]) == 14  # 20% of 1437 // 20 = 71
+
+
+def test_supervised_methods_get_no_unlabeled_work():
+    config = tasks.make_config("digits", "fedavg", width=4)
+    for client in tasks.build(config).cohort(0):
+        assert len(list(client["unlabeled"])) <= 1

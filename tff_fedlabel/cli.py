@@ -1,0 +1,241 @@
+"""The command line: flags, what appears on the screen, exit codes.
+
+Nothing heavy is imported before the flags are known to be right, so a typing error answers at
+once. Exit codes: 0 done, 1 failure, 2 wrong usage, 130 and 143 stopped by SIGINT and SIGTERM.
+"""
+
+import contextlib
+import datetime
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from absl import flags
+
+FLAGS = flags.FLAGS
+
+# Fields of `tasks.RunConfig`. A flag that is not given leaves the choice to the task.
+_RUN_FLAGS = {
+    "rounds": (int, "communication rounds T"),
+    "num_clients": (int, "clients M that the images are dealt out to"),
+    "clients_per_round": (int, "clients m in a round"),
+    "labeled_fraction": (float, "share of each client's images that keep their label, in (0, 1]"),
+    "alpha": (float, "Dirichlet parameter of the partition, 0.01 to inf (IID)"),
+    "partition": (str, "client: a class mixture per client; class: shares of each class"),
+    "split": (str, "pooled: 80/5/15 of all published images; official: the published test set"),
+    "model": (str, "cnn, resnet18, resnet34 or resnet50"),
+    "width": (int, "width of the model (64 for ResNets)"),
+    "lr": (float, "learning rate eta of the clients' SGD"),
+    "batch_size": (int, "images in a batch"),
+    "tau": (str, "labelled steps of a client in a round, or 'epoch': one pass over its images"),
+    "tau_unlabeled": (str, "unlabelled steps tau', or 'epoch'"),
+    "threshold": (float, "beta in [0, 1]: a pseudo-label is kept above this probability"),
+    "consistency_weight": (float, "lambda_0 of the global-local consistency term"),
+    "confidence": (str, "variance or entropy"),
+    "selection": (str, "adaptive, local or global: which expert labels"),
+    "strong_augment": (str, "paper (10 operations at magnitude 1), single (1 at 10) or none"),
+    "proximal_strength": (float, "mu of FedProx's term"),
+    "server_lr": (float, "learning rate of the server's SGD"),
+    "server_momentum": (float, "momentum of the server's SGD"),
+    "eval_every": (int, "rounds between evaluations"),
+    "seed": (int, "seed of everything"),
+}
+
+_KINDS = {int: flags.DEFINE_integer, float: flags.DEFINE_float, str: flags.DEFINE_string}
+
+
+def define_flags() -> None:
+    """Defines the flags of `main`."""
+    flags.DEFINE_string(
+        "task",
+        "digits",
+        "digits (needs no download), fashion_mnist, emnist, cifar10, cifar100, organamnist or "
+        "bloodmnist",
+    )
+    flags.DEFINE_string("algorithm", "fedlabel", "fedlabel, fedavg or fedprox")
+    for name, (kind, text) in _RUN_FLAGS.items():
+        _KINDS[kind](name, None, text)
+    flags.DEFINE_string("data_dir", None, "where the data sets lie, or are downloaded to")
+    flags.DEFINE_string("output_dir", None, "the run directory; default: a new one under runs/")
+    flags.DEFINE_string("runtime", "local", "local: TFF's C++ worker")
+    flags.DEFINE_bool("resume", False, "continue the run in --output_dir")
+    flags.DEFINE_integer("checkpoint_every", 1, "rounds between checkpoints")
+    flags.DEFINE_bool("verbose", False, "show TensorFlow's log and the traceback of a failure")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command line `argv` (with the program's name first); returns the exit code."""
+    return run_command(argv, define_flags, _train)
+
+
+def run_command(
+    argv: Sequence[str], define: Callable[[], None], command: Callable[[], int]
+) -> int:
+    """Parses `argv` with the flags that `define` adds, then runs `command`.
+
+    Returns:
+      The exit code. What goes wrong is told in one line on stderr.
+    """
+    define()
+    try:
+        if {"--help", "-help", "--helpshort", "-h", "-helpshort"} & set(argv[1:]):
+            print(_help(argv[0]))
+            return 0
+        rest = FLAGS(list(argv))
+        if len(rest) > 1:
+            return _complain(f"unexpected argument {rest[1]!r}; flags start with --", 2)
+    except flags.Error as error:
+        return _complain(f"{error} (--helpshort lists the flags)", 2)
+    if FLAGS.verbose:
+        os.environ["TF_CPP_MIN_LOG_LEVEL"] = "0"
+    try:
+        return command()
+    except KeyboardInterrupt:
+        return _complain("interrupted before the first round", 130)
+    except Exception as error:  # noqa: BLE001 (a user gets one line, whatever happened)
+        if FLAGS.verbose:
+            traceback.print_exc()
+        return _complain(*_explain(error))
+
+
+def _explain(error: Exception) -> tuple[str, int]:
+    """The line that tells a user what went wrong, and the exit code."""
+    from tff_fedlabel import training
+    from tff_fedlabel.datasets import sources
+
+    text = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, training.Interrupted):
+        return text, 128 + error.signal_number
+    if isinstance(error, _UsageError | training.RunDirectoryError):
+        return text, 2
+    known = (
+        training.CheckpointError,
+        sources.DataNotFoundError,
+        sources.CorruptDataError,
+        *training.runtime_errors(),
+    )
+    if isinstance(error, known):
+        return text, 1
+    return f"{type(error).__name__}: {text[:500]} (--verbose shows where)", 1
+
+
+class _UsageError(ValueError):
+    pass
+
+
+def _complain(text: str, code: int) -> int:
+    print(f"{os.path.basename(sys.argv[0]) or 'tff_fedlabel'}: {text}", file=sys.stderr)
+    return code
+
+
+def _help(program: str) -> str:
+    lines = [f"usage: {program} [--flag value ...]", ""]
+    ours = FLAGS.flags_by_module_dict()[__name__]
+    width = max(len(flag.name) for flag in ours) + 4
+    for flag in ours:
+        default = "" if flag.default in (None, False) else f" [{flag.default}]"
+        lines.append(f"  --{flag.name:<{width}}{flag.help}{default}")
+    lines += ["", "A flag that is not given takes the task's value."]
+    lines += ["--flagfile FILE reads flags from a file; experiments/flagfiles has one per task."]
+    return "\n".join(lines)
+
+
+def _train() -> int:
+    from tff_fedlabel import runtime, tasks, training
+
+    choices = {name: getattr(FLAGS, name) for name in _RUN_FLAGS}
+    for name in ("tau", "tau_unlabeled"):
+        choices[name] = _steps(name, choices[name])
+    try:
+        config = tasks.make_config(FLAGS.task, FLAGS.algorithm, **choices)
+        tasks.check_name("runtime", FLAGS.runtime, runtime.RUNTIMES)
+        tasks.check_count("checkpoint_every", FLAGS.checkpoint_every)
+    except ValueError as error:
+        raise _UsageError(str(error)) from error
+    if FLAGS.resume and not FLAGS.output_dir:
+        raise _UsageError("--resume needs --output_dir, the run to continue")
+    output_dir = FLAGS.output_dir or _new_directory(config)
+    with _progress(config.rounds) as on_round:
+        summary = training.run(
+            config,
+            output_dir,
+            data_dir=FLAGS.data_dir,
+            resume=FLAGS.resume,
+            runtime=FLAGS.runtime,
+            checkpoint_every=FLAGS.checkpoint_every,
+            on_round=on_round,
+        )
+    _print_summary(summary, output_dir)
+    return 0
+
+
+def _steps(name: str, value: str | None) -> int | str | None:
+    if value is None or value == "epoch":
+        return value
+    try:
+        return int(value)
+    except ValueError:
+        raise _UsageError(
+            f"{name} must be a whole number of 1 or more, or 'epoch', got {value!r}"
+        ) from None
+
+
+def _new_directory(config) -> str:
+    now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    return os.path.join("runs", f"{config.task}-{config.algorithm}-{now}")
+
+
+@contextlib.contextmanager
+def _progress(rounds: int) -> Iterator[Callable[[int, dict[str, float]], None]]:
+    """A progress bar on a terminal; elsewhere one line for each evaluation."""
+    if not sys.stderr.isatty():
+        yield lambda done, metrics: _print_round(done, rounds, metrics)
+        return
+    import tqdm
+
+    # Of the last evaluation, so that the bar always shows an accuracy.
+    shown: dict[str, str] = {}
+    with tqdm.tqdm(total=rounds, unit="round", dynamic_ncols=True, smoothing=0.1) as bar:
+
+        def on_round(done: int, metrics: dict[str, float]) -> None:
+            shown.update(_headline(metrics))
+            if bar.n == 0 and done > 1:  # A resumed run.
+                bar.initial = bar.n = done - 1
+            bar.set_postfix(shown, refresh=False)
+            bar.update(done - bar.n)
+
+        yield on_round
+
+
+def _headline(metrics: dict[str, float]) -> dict[str, str]:
+    shown = {}
+    if metrics["test_accuracy"] == metrics["test_accuracy"]:
+        shown["accuracy"] = f"{metrics['test_accuracy']:.3f}"
+    if "kept_fraction" in metrics:
+        shown["kept"] = f"{metrics['kept_fraction']:.0%}"
+    return shown
+
+
+def _print_round(done: int, rounds: int, metrics: dict[str, float]) -> None:
+    shown = _headline(metrics)
+    if "accuracy" in shown:
+        text = ", ".join(f"{name} {value}" for name, value in shown.items())
+        print(f"round {done}/{rounds}: {text}, {metrics['seconds']:.2f} s", file=sys.stderr)
+
+
+def _print_summary(summary: dict[str, Any], output_dir: str) -> None:
+    rows = {
+        "task": summary["task"],
+        "algorithm": summary["algorithm"],
+        "model": summary["model"],
+        "rounds": summary["rounds"],
+        "test accuracy": f"{summary['test_accuracy']:.4f}",
+        "test loss": f"{summary['test_loss']:.4f}",
+        "validation accuracy": f"{summary['validation_accuracy']:.4f}",
+        "seconds per round": f"{summary['seconds_per_round']:.2f}",
+        "run directory": output_dir,
+    }
+    for name, value in rows.items():
+        print(f"{name:<20} {value}")

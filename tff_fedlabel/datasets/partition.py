@@ -1,0 +1,224 @@
+"""Divides images across clients, and each client's images into labelled and unlabelled.
+
+Everything here works on labels and row numbers; no image is touched. The same arguments give the
+same result.
+"""
+
+import decimal
+import math
+
+import numpy as np
+
+SCHEMES = ("client", "class")
+
+
+def partition(
+    labels: np.ndarray,
+    num_clients: int,
+    alpha: float,
+    *,
+    scheme: str = "client",
+    seed: int = 0,
+) -> list[np.ndarray]:
+    """Divides rows across clients with label skew.
+
+    "client" (Hsu, Qi and Brown 2019, "Measuring the effects of non-identical data distribution for
+    federated visual classification", as the paper's section on data partitioning cites): client k
+    draws a class mixture q_k ~ Dir(alpha N p), N the number of classes and p their frequencies in
+    `labels`, and takes its images one by one from it without replacement; a class that is used up
+    drops out and the mixture is renormalised over the others. With balanced classes that is the
+    symmetric Dir(alpha); the frequencies make alpha -> infinity IID for unbalanced ones too. (Hsu
+    et al. write Dir(alpha p): their alpha is N times this one.) Every client has
+    floor(n / num_clients) images, and the fewer than `num_clients` images left over are unused.
+
+    "class": the images of each class are divided by client shares drawn from a symmetric
+    Dir(alpha). All images are used; sizes vary, and a client may have few images or none.
+
+    Args:
+      labels: integer [n], each >= 0.
+      num_clients: number of clients, >= 1.
+      alpha: concentration, > 0; small is skewed, `float("inf")` is IID. In "client" it is the
+        mean concentration of a class, in "class" that of each client.
+      scheme: "client" or "class".
+      seed: >= 0.
+
+    Returns:
+      One ascending int64 array of row numbers for each client. No row occurs twice.
+
+    Raises:
+      ValueError: naming the argument that is out of range.
+    """
+    labels = _check_labels(labels)
+    _check_int("num_clients", num_clients, 1)
+    _check_int("seed", seed, 0)
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float | np.number) or not alpha > 0:
+        raise ValueError(f"alpha must be a number > 0 (infinity is IID), got {alpha!r}")
+    if scheme not in SCHEMES:
+        raise ValueError(f"scheme must be 'client' or 'class', got {scheme!r}")
+    rng = np.random.default_rng(np.random.SeedSequence((int(seed), 0xD1)))
+    if scheme == "class":
+        return _by_class(labels, num_clients, float(alpha), rng)
+    if len(labels) < num_clients:
+        raise ValueError(
+            f"num_clients must be at most the number of images ({len(labels)}), got {num_clients}"
+        )
+    size = len(labels) // num_clients
+    if math.isinf(alpha):
+        rows = rng.permutation(len(labels))[: size * num_clients].reshape(num_clients, size)
+        return list(np.sort(rows, axis=1))
+    return _by_client(labels, num_clients, size, float(alpha), rng)
+
+
+def split_labeled(
+    indices: np.ndarray, labeled_fraction: float, seed: int = 0, client: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Chooses which of one client's images are labelled, uniformly at random.
+
+    Args:
+      indices: integer [n], the client's row numbers.
+      labeled_fraction: in (0, 1].
+      seed: >= 0.
+      client: the client's number, >= 0; each client has its own draw.
+
+    Returns:
+      (labelled, unlabelled) row numbers, each in the order of `indices`. round(fraction * n),
+      halves up, are labelled, and at least one where n > 0.
+
+    Raises:
+      ValueError: naming the argument that is out of range.
+    """
+    indices = np.asarray(indices)
+    if indices.ndim != 1:
+        raise ValueError(f"indices must have shape [n], got {list(indices.shape)}")
+    check_labeled_fraction(labeled_fraction)
+    _check_int("seed", seed, 0)
+    _check_int("client", client, 0)
+    # Decimal, since 0.29 * 50 is 14.499999999999998 in floating point.
+    exact = decimal.Decimal(repr(float(labeled_fraction))) * len(indices)
+    count = int(exact.to_integral_value(rounding=decimal.ROUND_HALF_UP))
+    count = min(max(count, 1), len(indices))
+    rng = np.random.default_rng(np.random.SeedSequence((int(seed), 0x1AB, int(client))))
+    chosen = np.zeros(len(indices), bool)
+    chosen[rng.permutation(len(indices))[:count]] = True
+    return indices[chosen], indices[~chosen]
+
+
+def client_sizes(parts: list[np.ndarray]) -> np.ndarray:
+    """Images by client: int64 [clients]."""
+    return np.array([len(part) for part in parts], np.int64)
+
+
+def class_counts(
+    parts: list[np.ndarray], labels: np.ndarray, num_classes: int | None = None
+) -> np.ndarray:
+    """Images by client and class: int64 [clients, num_classes]."""
+    labels = _check_labels(labels)
+    num_classes = num_classes or int(labels.max(initial=-1)) + 1
+    counts = [np.bincount(labels[part], minlength=num_classes) for part in parts]
+    return np.stack(counts) if counts else np.zeros((0, num_classes), np.int64)
+
+
+def describe(parts: list[np.ndarray], labels: np.ndarray) -> str:
+    """One line on a partition: images used, smallest, median and largest client, empty clients."""
+    sizes = client_sizes(parts)
+    classes = np.count_nonzero(class_counts(parts, labels), axis=1)
+    return (
+        f"{len(parts)} clients, {sizes.sum()} of {len(labels)} images used; images per client: "
+        f"least {sizes.min()}, median {np.median(sizes):g}, most {sizes.max()}, "
+        f"without any {np.count_nonzero(sizes == 0)}; classes per client: "
+        f"least {classes.min()}, median {np.median(classes):g}, most {classes.max()}"
+    )
+
+
+def check_labeled_fraction(labeled_fraction: float) -> None:
+    """Raises ValueError when `labeled_fraction` is not a number in (0, 1]."""
+    number = isinstance(labeled_fraction, int | float | np.number)
+    if isinstance(labeled_fraction, bool) or not number or not 0 < labeled_fraction <= 1:
+        raise ValueError(f"labeled_fraction must be in (0, 1], got {labeled_fraction!r}")
+
+
+def _by_client(labels, num_clients, size, alpha, rng) -> list[np.ndarray]:
+    available = np.bincount(labels)
+    num_classes = np.count_nonzero(available)
+    concentration = alpha * num_classes * available / len(labels)
+    log_mixtures = _log_dirichlet(rng, concentration, num_clients)
+    counts = np.zeros((num_clients, len(available)), np.int64)
+    for client in range(num_clients):
+        missing = size
+        while missing:
+            # Drawing the missing images at once and refusing those of a class that is used up
+            # gives the same counts as drawing one by one and renormalising: the refused draws
+            # are made again from the classes that are left.
+            mixture = _normalise(np.where(available > 0, log_mixtures[client], -np.inf))
+            taken = np.minimum(rng.multinomial(missing, mixture), available)
+            counts[client] += taken
+            available = available - taken
+            missing -= taken.sum()
+    return _hand_out(labels, counts, rng)
+
+
+def _by_class(labels, num_clients, alpha, rng) -> list[np.ndarray]:
+    available = np.bincount(labels)
+    counts = np.zeros((num_clients, len(available)), np.int64)
+    for label, number in enumerate(available):
+        if math.isinf(alpha):
+            shares = np.full(num_clients, 1.0 / num_clients)
+        else:
+            shares = _normalise(_log_dirichlet(rng, np.full(num_clients, alpha), 1)[0])
+        # In random order, or rounding would favour the same clients in every class.
+        clients = rng.permutation(num_clients)
+        edges = np.floor(np.cumsum(shares[clients]) * number + 1e-9).astype(np.int64)
+        edges[-1] = number
+        counts[clients, label] = np.diff(edges, prepend=0)
+    return _hand_out(labels, counts, rng)
+
+
+def _hand_out(labels, counts, rng) -> list[np.ndarray]:
+    """Random rows for counts [clients, classes] of images."""
+    num_clients = len(counts)
+    shuffled = rng.permutation(len(labels))
+    by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    starts = np.concatenate([[0], np.cumsum(np.bincount(labels))])
+    rows, owners = [], []
+    for label in range(counts.shape[1]):
+        owner = np.repeat(np.arange(num_clients), counts[:, label])
+        rows.append(by_class[starts[label] : starts[label] + len(owner)])
+        owners.append(owner)
+    rows, owners = np.concatenate(rows), np.concatenate(owners)
+    rows = rows[np.lexsort((rows, owners))]
+    return np.split(rows, np.cumsum(counts.sum(axis=1))[:-1])
+
+
+def _log_dirichlet(rng, concentration, number) -> np.ndarray:
+    """Logs of `number` Dirichlet draws up to a constant each, [number, len(concentration)].
+
+    Gamma(a) = Gamma(a + 1) U^(1/a), taken in logs: for small a the draws themselves underflow to
+    zero, all at once in the worst case, and their order would be lost.
+    """
+    shape = (number, len(concentration))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        # 1 - U is in (0, 1]. A class without images has concentration 0 and log share -inf.
+        scaled = np.log1p(-rng.random(shape)) / concentration
+        logs = np.log(rng.gamma(concentration + 1.0, size=shape)) + scaled
+    return np.where(concentration > 0, logs, -np.inf)
+
+
+def _normalise(logs) -> np.ndarray:
+    shares = np.exp(logs - logs.max())
+    return shares / shares.sum()
+
+
+def _check_labels(labels) -> np.ndarray:
+    labels = np.asarray(labels)
+    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+        raise ValueError(f"labels must be integers [n], got {labels.dtype} {list(labels.shape)}")
+    if len(labels) and labels.min() < 0:
+        raise ValueError(f"labels must be >= 0, got {labels.min()}")
+    if not len(labels):
+        raise ValueError("labels must not be empty")
+    return labels.astype(np.int64)
+
+
+def _check_int(name, value, least) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise ValueError(f"{name} must be an integer >= {least}, got {value!r}")

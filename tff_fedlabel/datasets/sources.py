@@ -1,0 +1,190 @@
+"""Data sets by name, as uint8 images in memory.
+
+    source = load("fashion_mnist", data_dir="~/tensorflow_datasets")
+    source.train.x   # uint8 [n, 28, 28, 1]
+
+Files already on disk are read without touching the network.
+"""
+
+import dataclasses
+import difflib
+import functools
+
+import numpy as np
+
+from tff_fedlabel.datasets import _medmnist, _tfds
+from tff_fedlabel.datasets._errors import CorruptDataError, DataNotFoundError
+from tff_fedlabel.datasets._published import Published
+
+__all__ = [
+    "NAMES",
+    "SPLITS",
+    "CorruptDataError",
+    "DataNotFoundError",
+    "Examples",
+    "Source",
+    "load",
+]
+
+SPLITS = ("pooled", "official")
+# The paper's appendix: 80% training, 5% validation, 15% test.
+_VALIDATION_PERCENT = 5
+_TEST_PERCENT = 15
+
+
+@dataclasses.dataclass(frozen=True)
+class Examples:
+    """Images with their labels.
+
+    Attributes:
+      x: uint8 [n, height, width, channels], values 0..255.
+      y: int32 [n], values 0..num_classes - 1.
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A data set split into training, validation and test images.
+
+    Attributes:
+      name: the name given to `load`.
+      train: what is partitioned across clients.
+      validation: for choosing hyper-parameters.
+      test: for the figures that are reported.
+      num_classes: number of classes, N.
+      label_names: N names, in the order of the labels.
+    """
+
+    name: str
+    train: Examples
+    validation: Examples
+    test: Examples
+    num_classes: int
+    label_names: tuple[str, ...]
+
+
+def load(
+    name: str,
+    data_dir: str | None = None,
+    split: str = "pooled",
+    seed: int = 0,
+    download: bool = True,
+) -> Source:
+    """Reads a data set into memory, once, as uint8.
+
+    Args:
+      name: one of `NAMES`.
+      data_dir: the folder that holds `<name>/<version>/` as tensorflow-datasets prepares it, or
+        `<name>.npz` as MedMNIST publishes it. Default: tensorflow-datasets' own
+        (`$TFDS_DATA_DIR` or `~/tensorflow_datasets`) and `~/.medmnist`. `digits` needs none.
+      split: "pooled" puts every published split together, then divides 80/5/15 into train,
+        validation and test by `seed` (the paper's appendix). "official" keeps the published test
+        set, and the published validation set or else 5% of the training images, chosen by `seed`.
+      seed: decides which images go where; >= 0.
+      download: fetch the data when it is not on disk. False never touches the network.
+
+    Returns:
+      The `Source`. The same arguments give the same images in the same order.
+
+    Raises:
+      ValueError: unknown `name` or `split`, negative `seed`, or "official" for a data set that has
+        no published test set.
+      DataNotFoundError: not on disk, and not allowed or not possible to download.
+      CorruptDataError: files are damaged or incomplete.
+    """
+    if name not in NAMES:
+        raise ValueError(f"unknown data set {name!r}{_nearest(name)}; known: {', '.join(NAMES)}")
+    if split not in SPLITS:
+        raise ValueError(f"split must be 'pooled' or 'official', got {split!r}")
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
+        raise ValueError(f"seed must be an integer >= 0, got {seed!r}")
+    published = _OPENERS[name](data_dir, download)
+    order, sizes = _split_rows(name, published.sizes, split, int(seed))
+    x, y = _read_in_order(name, published, order)
+    parts, start = [], 0
+    for size in sizes:
+        parts.append(Examples(x[start : start + size], y[start : start + size]))
+        start += size
+    return Source(name, *parts, len(published.label_names), published.label_names)
+
+
+def _nearest(name: object) -> str:
+    close = difflib.get_close_matches(str(name).lower(), NAMES, n=1, cutoff=0.4)
+    return f", did you mean {close[0]!r}?" if close else ""
+
+
+def _split_rows(name, published_sizes, split, seed):
+    """Row numbers (published splits laid end to end) in final order, and the three sizes."""
+    rng = np.random.default_rng(np.random.SeedSequence((seed, 0x5EED)))
+    total = sum(published_sizes.values())
+    if split == "pooled":
+        num_validation = total * _VALIDATION_PERCENT // 100
+        num_test = total * _TEST_PERCENT // 100
+        sizes = (total - num_validation - num_test, num_validation, num_test)
+        return rng.permutation(total), sizes
+    if "test" not in published_sizes:
+        raise ValueError(f"{name} has no published test set; use split='pooled'")
+    rows, start = {}, 0
+    for key, size in published_sizes.items():
+        rows[key] = np.arange(start, start + size)
+        start += size
+    if "validation" not in rows:
+        train = rows["train"]
+        chosen = np.zeros(len(train), bool)
+        num_validation = len(train) * _VALIDATION_PERCENT // 100
+        chosen[rng.choice(len(train), num_validation, replace=False)] = True
+        rows["train"], rows["validation"] = train[~chosen], train[chosen]
+    ordered = [rows[key] for key in ("train", "validation", "test")]
+    return np.concatenate(ordered), tuple(map(len, ordered))
+
+
+def _read_in_order(name, published: Published, order):
+    """All images and labels, each written straight to its final row so they are held once."""
+    position = np.empty(len(order), np.int64)
+    position[order] = np.arange(len(order))
+    x = np.empty((len(order), *published.image_shape), np.uint8)
+    y = np.empty(len(order), np.int32)
+    num_classes = len(published.label_names)
+    start = 0
+    for split, size in published.sizes.items():
+        filled = 0
+        for images, labels in published.read(split):
+            if filled + len(labels) > size:
+                raise CorruptDataError(f"{name}: split {split!r} holds more than {size} images")
+            if len(labels) and not (0 <= labels.min() and labels.max() < num_classes):
+                raise CorruptDataError(
+                    f"{name}: split {split!r} holds a label outside 0..{num_classes - 1}"
+                )
+            rows = position[start + filled : start + filled + len(labels)]
+            x[rows] = images
+            y[rows] = labels
+            filled += len(labels)
+        if filled != size:
+            raise CorruptDataError(f"{name}: split {split!r} holds {filled} images, not {size}")
+        start += size
+    return x, y
+
+
+def _open_digits(data_dir, download) -> Published:
+    del data_dir, download  # scikit-learn carries the images in its own package.
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    images = np.rint(data.images[..., np.newaxis] * (255.0 / 16.0)).astype(np.uint8)
+    names = tuple(str(digit) for digit in range(10))
+    batches = (images, data.target)
+    return Published({"train": len(images)}, images.shape[1:], names, lambda _: iter([batches]))
+
+
+_OPENERS = {
+    "digits": _open_digits,
+    **{name: functools.partial(_tfds.open_prepared, name) for name in _tfds.DATASETS},
+    **{name: functools.partial(_medmnist.open_npz, name) for name in _medmnist.NAMES},
+}
+NAMES = tuple(_OPENERS)

@@ -1,0 +1,45 @@
+"""Keras image classifiers, and their conversion to `tff.learning.models.FunctionalModel`."""
+
+import functools
+
+import tensorflow as tf
+
+from tff_fedlabel.models.cnn import build_cnn
+from tff_fedlabel.models.functional import BatchNormError, functional_model
+from tff_fedlabel.models.resnet import build_resnet
+
+# Name -> builder(input_shape, num_classes, width=..., seed=0).
+MODELS = {
+    "cnn": build_cnn,
+    "resnet18": functools.partial(build_resnet, 18),
+    "resnet34": functools.partial(build_resnet, 34),
+    "resnet50": functools.partial(build_resnet, 50),
+}
+
+
+def build_keras(
+    name: str,
+    input_shape: tuple[int, int, int],
+    num_classes: int,
+    width: int | None = None,
+    seed: int = 0,
+) -> tf.keras.Model:
+    """Builds the model called `name` in `MODELS`; a `width` of None is that model's own default.
+
+    Raises:
+      ValueError: If no model has this name or an argument is out of range.
+    """
+    if name not in MODELS:
+        raise ValueError(f"model must be one of {', '.join(MODELS)}, got {name!r}.")
+    options = {} if width is None else {"width": width}
+    return MODELS[name](input_shape, num_classes, seed=seed, **options)
+
+
+__all__ = [
+    "MODELS",
+    "BatchNormError",
+    "build_cnn",
+    "build_keras",
+    "build_resnet",
+    "functional_model",
+]

@@ -1,0 +1,50 @@
+"""A small convolutional network without normalisation or dropout, cheap enough for a CPU."""
+
+import tensorflow as tf
+
+from tff_fedlabel.models import _arguments
+
+_HIDDEN_UNITS = 128
+
+
+def build_cnn(
+    input_shape: tuple[int, int, int], num_classes: int, width: int = 32, seed: int = 0
+) -> tf.keras.Model:
+    """Builds two 3x3 convolutions with max pooling, a hidden layer of 128 units, and logits.
+
+    Args:
+      input_shape: `(height, width, channels)` of one image, sides 8 to 64 px, 1 or 3 channels.
+      num_classes: Number of logits.
+      width: Channels of the first convolution; the second has twice as many.
+      seed: Fixes the initial weights to the bit.
+
+    Returns:
+      A model from float32 images `[batch, *input_shape]` to float32 logits `[batch, num_classes]`.
+
+    Raises:
+      ValueError: If an argument is out of range.
+    """
+    _arguments.check_arguments(input_shape, num_classes, width)
+    seeds = _arguments.seeds(seed)
+    with tf.device("CPU"):  # An accelerator may round the initial weights differently.
+        images = tf.keras.Input(shape=tuple(input_shape))
+        x = images
+        for channels in (width, 2 * width):
+            x = tf.keras.layers.Conv2D(
+                channels,
+                3,
+                padding="same",
+                activation="relu",
+                kernel_initializer=tf.keras.initializers.HeNormal(next(seeds)),
+            )(x)
+            x = tf.keras.layers.MaxPooling2D()(x)
+        x = tf.keras.layers.Flatten()(x)
+        x = tf.keras.layers.Dense(
+            _HIDDEN_UNITS,
+            activation="relu",
+            kernel_initializer=tf.keras.initializers.HeNormal(next(seeds)),
+        )(x)
+        logits = tf.keras.layers.Dense(
+            num_classes, kernel_initializer=tf.keras.initializers.GlorotUniform(next(seeds))
+        )(x)
+        return tf.keras.Model(images, logits, name="cnn")

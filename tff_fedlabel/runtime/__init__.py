@@ -1,0 +1,118 @@
+"""Where federated computations run.
+
+`use` installs one of the runtimes as TFF's context for the length of a `with` block:
+
+>>> with runtime.use("local"):
+...     state = process.initialize()
+...     output = process.next(state, client_data)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+import importlib
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow_federated as tff
+
+from tff_fedlabel.runtime.local import ComputationError, WorkerError
+
+__all__ = ["RUNTIMES", "ComputationError", "Runtime", "WorkerError", "use"]
+
+# name -> module. A module has `start(**options)`, a context manager that yields an object with
+# `context`, `async_context`, `processes` and `check()`, as `Runtime` describes them, and
+# `validate(**options)`, which raises ValueError on a bad option without starting anything.
+RUNTIMES = {
+    "local": "tff_fedlabel.runtime.local",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Runtime:
+    """A running runtime, as yielded by `use`.
+
+    Attributes:
+      name: The name it was asked for by.
+      context: The `tff.framework.SyncContext`.
+      async_context: The `tff.framework.AsyncContext` on the same workers.
+      backend: The runtime's own object, for what only that runtime has.
+    """
+
+    name: str
+    context: tff.framework.SyncContext
+    async_context: tff.framework.AsyncContext
+    backend: Any
+
+    @property
+    def processes(self) -> tuple[int, ...]:
+        """The ids of the processes that compute; they are gone when the `with` block is left."""
+        return self.backend.processes
+
+    def federated_context(self) -> tff.program.NativeFederatedContext:
+        """A new context for `tff.program` code, such as `tff.learning.programs.train_model`."""
+        return tff.program.NativeFederatedContext(self.async_context)
+
+    def check(self) -> None:
+        """Raises `WorkerError`, naming the cause, where a worker is gone."""
+        self.backend.check()
+
+
+def use(
+    name: str, *, asynchronous: bool = False, **options: Any
+) -> contextlib.AbstractContextManager[Runtime]:
+    """Makes a runtime TFF's context inside a `with` block; leaves no process behind.
+
+    The context belongs to the thread that enters the block, as every TFF context does. The context
+    that was there before is back when the block is left, however it is left. Blocks may follow
+    each other, nest, and be open in several threads.
+
+    Args:
+      name: `"local"`: TFF's C++ worker on this machine, see `runtime.local.start`.
+      asynchronous: `True` installs a `tff.program.NativeFederatedContext`, which code written for
+        `tff.program` needs; calls then return awaitable references and need a running event loop.
+        `False` installs a synchronous context: a call returns its value.
+      **options: The runtime's own options: the keyword arguments of its module's `start`.
+
+    Returns:
+      A context manager that yields a `Runtime`. Nothing is started before it is entered.
+
+    Raises:
+      ValueError: An unknown name, an unknown option, or a bad value; on the call itself.
+      WorkerError: A worker did not start; on entering the block. Inside the block a computation
+        raises it when its worker dies, and `ComputationError` when the computation itself fails.
+    """
+    if name not in RUNTIMES:
+        raise ValueError(
+            f"no runtime {name!r}{_nearest(name, RUNTIMES)}; there is: {', '.join(RUNTIMES)}"
+        )
+    if not isinstance(asynchronous, bool):
+        raise ValueError(f"asynchronous is {asynchronous!r}; it must be True or False")
+    module = importlib.import_module(RUNTIMES[name])
+    known = inspect.signature(module.start).parameters
+    for option in options:
+        if option not in known:
+            raise ValueError(
+                f"runtime {name!r} has no option {option!r}{_nearest(option, known)}; "
+                f"there is: asynchronous, {', '.join(known)}"
+            )
+    module.validate(**options)
+    return _installed(name, module, asynchronous, options)
+
+
+@contextlib.contextmanager
+def _installed(name, module, asynchronous, options) -> Iterator[Runtime]:
+    with module.start(**options) as backend:
+        runtime = Runtime(name, backend.context, backend.async_context, backend)
+        context = runtime.federated_context() if asynchronous else runtime.context
+        # `install` rather than `set_default_context`: it is the one that can be undone.
+        with tff.framework.get_context_stack().install(context):
+            yield runtime
+
+
+def _nearest(word: object, known) -> str:
+    near = difflib.get_close_matches(str(word), list(known), n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""

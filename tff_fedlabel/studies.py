@@ -1,0 +1,193 @@
+"""Comparisons of several methods on one task: learning-rate search, runs, table and curves.
+
+A study is a set of arms. An arm's learning rate is chosen on validation images by short runs at
+one alpha; then each arm is trained at every alpha. Every run has a directory of its own, so a
+study that was stopped continues where it was.
+"""
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pandas as pd
+
+from tff_fedlabel import tasks, training
+
+
+@dataclasses.dataclass(frozen=True)
+class Arm:
+    """One line of the table.
+
+    Attributes:
+      algorithm: Name in `algorithms.ALGORITHMS`.
+      accounting: What makes arms comparable; only arms with the same one may be compared.
+      label: What the table calls the arm.
+      choices: Fields of `tasks.RunConfig`.
+    """
+
+    algorithm: str
+    accounting: str
+    label: str
+    choices: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """A comparison.
+
+    Attributes:
+      task: Name in `tasks.TASKS`.
+      arms: Name -> arm.
+      alphas: Heterogeneities at which every arm is trained.
+      rounds: Rounds of each run.
+      lrs: Learning rates that are tried.
+      search_rounds: Rounds of each trial.
+      search_alpha: Heterogeneity of the trials.
+      choices: Fields of `tasks.RunConfig` that all arms share.
+    """
+
+    task: str
+    arms: dict[str, Arm]
+    alphas: tuple[float, ...]
+    rounds: int
+    lrs: tuple[float, ...]
+    search_rounds: int
+    search_alpha: float
+    choices: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+_ONE_PASS = "one pass"
+_EQUAL_WORK = "equal work"
+
+
+def _label_arms(labels: str, equal_steps: int) -> dict[str, Arm]:
+    return {
+        "fedavg": Arm("fedavg", _ONE_PASS, f"FedAvg, {labels} labels", {"tau": "epoch"}),
+        "fedlabel": Arm(
+            "fedlabel",
+            f"{_ONE_PASS}, {_EQUAL_WORK}",
+            f"FedLabel, {labels} labels",
+            {"tau": "epoch", "tau_unlabeled": "epoch"},
+        ),
+        "fedavg_all": Arm(
+            "fedavg",
+            f"{_ONE_PASS}, {_EQUAL_WORK}",
+            "FedAvg, all labels (upper bound)",
+            {"tau": "epoch", "labeled_fraction": 1.0},
+        ),
+        "fedavg_equal": Arm(
+            "fedavg",
+            _EQUAL_WORK,
+            f"FedAvg, {labels} labels, as many steps as FedLabel",
+            {"tau": equal_steps},
+        ),
+    }
+
+
+STUDIES = {
+    # 560 images a client: 28 labelled (1 batch of 32) and 532 unlabelled (17 batches).
+    "fashion_mnist": Study(
+        task="fashion_mnist",
+        arms=_label_arms("5%", equal_steps=18),
+        alphas=(1.0, 0.1),
+        rounds=150,
+        lrs=(0.02, 0.05, 0.1, 0.2),
+        search_rounds=60,
+        search_alpha=1.0,
+        choices={"labeled_fraction": 0.05},
+    ),
+}
+
+
+def run(
+    study: Study,
+    output_dir: str,
+    *,
+    data_dir: str | None = None,
+    checkpoint_every: int = 10,
+    report: Callable[[str], None] = print,
+) -> pd.DataFrame:
+    """Runs what is still missing of a study; returns one row per arm and alpha.
+
+    Args:
+      study: What to run.
+      output_dir: Holds one run directory for each trial and run.
+      data_dir: Where the data sets lie.
+      checkpoint_every: Rounds between checkpoints.
+      report: Called with a line of text for each run.
+
+    Returns:
+      Columns accounting, arm, alpha, lr, test_accuracy, test_loss, validation_accuracy,
+      labeled_steps, seconds_per_round.
+    """
+    root = pathlib.Path(output_dir)
+
+    def train(name: str, arm: Arm, **choices: Any) -> dict[str, Any]:
+        config = tasks.make_config(
+            study.task, arm.algorithm, **{**study.choices, **arm.choices, **choices}
+        )
+        summary = training.run(
+            config,
+            root / name,
+            data_dir=data_dir,
+            resume=True,
+            checkpoint_every=checkpoint_every,
+        )
+        report(
+            f"{name}: validation {summary['validation_accuracy']:.4f}, "
+            f"{summary['seconds_per_round']:.2f} s a round"
+        )
+        return summary
+
+    chosen = {}
+    for name, arm in study.arms.items():
+        trials = {
+            lr: train(
+                f"search-{name}-lr{lr:g}",
+                arm,
+                lr=lr,
+                rounds=study.search_rounds,
+                alpha=study.search_alpha,
+                eval_every=study.search_rounds,
+            )["validation_accuracy"]
+            for lr in study.lrs
+        }
+        chosen[name] = max(trials, key=trials.get)
+        (root / f"search-{name}.json").write_text(
+            json.dumps({f"{lr:g}": accuracy for lr, accuracy in trials.items()}, indent=2) + "\n"
+        )
+    rows = []
+    for alpha in study.alphas:
+        for name, arm in study.arms.items():
+            summary = train(
+                f"{name}-alpha{alpha:g}", arm, lr=chosen[name], rounds=study.rounds, alpha=alpha
+            )
+            rows.append(
+                {
+                    "accounting": arm.accounting,
+                    "arm": arm.label,
+                    "alpha": alpha,
+                    "lr": chosen[name],
+                    **{
+                        column: summary[column]
+                        for column in (
+                            "test_accuracy",
+                            "test_loss",
+                            "validation_accuracy",
+                            "seconds_per_round",
+                        )
+                    },
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def curves(study: Study, output_dir: str) -> Iterator[tuple[float, Arm, pd.DataFrame]]:
+    """The metrics of the study's finished or unfinished runs: alpha, arm, metrics.csv."""
+    for alpha in study.alphas:
+        for name, arm in study.arms.items():
+            path = pathlib.Path(output_dir) / f"{name}-alpha{alpha:g}" / "metrics.csv"
+            if path.exists():
+                yield alpha, arm, pd.read_csv(path)

@@ -1,0 +1,420 @@
+"""Runs an experiment round by round: sampling, `next`, evaluation, metrics, checkpoint, resume.
+
+A run directory holds
+
+  config.json    every choice of the run, and the versions it ran with
+  metrics.csv    one row for each round
+  tensorboard/   the same for TensorBoard
+  run.log        the same as text, and when the run was started, resumed, stopped
+  checkpoints/   the states of the last rounds, as TFF's program state manager writes them
+  summary.json   the result, once the run is finished
+
+A round is computed from the state before it and from (seed, round) alone, so a run that was
+stopped anywhere and resumed ends in the same weights as one that was not.
+"""
+
+import asyncio
+import collections
+import contextlib
+import dataclasses
+import json
+import logging
+import math
+import os
+import pathlib
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_fedlabel import runtime as runtimes
+from tff_fedlabel import tasks
+from tff_fedlabel.datasets import federated
+
+# Fields in which a resumed run may differ from what is on disk: it may go on for longer.
+_MAY_DIFFER = ("rounds",)
+_EVALUATION_BATCH = 500
+
+
+class RunDirectoryError(ValueError):
+    """The output directory cannot take this run: another run lies there, or it is not writable."""
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint cannot be read."""
+
+
+class Interrupted(Exception):
+    """The run was asked to stop; its last completed round is on disk."""
+
+    def __init__(self, rounds_done: int, signal_number: int):
+        super().__init__(f"stopped after round {rounds_done}; --resume continues the run.")
+        self.rounds_done = rounds_done
+        self.signal_number = signal_number
+
+
+def run(
+    config: tasks.RunConfig,
+    output_dir: str | os.PathLike,
+    *,
+    data_dir: str | None = None,
+    resume: bool = False,
+    runtime: str = "local",
+    checkpoint_every: int = 1,
+    on_round: Callable[[int, dict[str, float]], None] | None = None,
+) -> dict[str, Any]:
+    """Trains, or goes on training, and leaves everything in `output_dir`.
+
+    Args:
+      config: The run's choices; `tasks.make_config` makes one.
+      output_dir: The run directory itself.
+      data_dir: Where the data sets lie.
+      resume: Whether to continue what lies in `output_dir`. With nothing there the run starts, and
+        a finished run returns its summary at once.
+      runtime: Name of the runtime, see `tff_fedlabel.runtime.use`.
+      checkpoint_every: Rounds between checkpoints; the last round always has one.
+      on_round: Called after each round with the number of completed rounds and their metrics.
+
+    Returns:
+      The content of summary.json.
+
+    Raises:
+      RunDirectoryError: See there.
+      CheckpointError: The newest checkpoint is damaged.
+      Interrupted: SIGINT or SIGTERM arrived.
+      datasets.sources.DataNotFoundError, datasets.sources.CorruptDataError: See there.
+    """
+    directory = _RunDirectory(pathlib.Path(output_dir), config, resume)
+    finished = directory.finished_summary()
+    if finished is not None:
+        return finished
+    with directory.log(), _Interrupt() as interrupt:
+        experiment = tasks.build(config, data_dir)
+        with runtimes.use(runtime):
+            return _train(
+                experiment, directory, runtime, checkpoint_every, on_round, interrupt
+            )
+
+
+def _train(experiment, directory, runtime, checkpoint_every, on_round, interrupt):
+    config, process = experiment.config, experiment.process
+    checkpoints = directory.checkpoints()
+    state, done = _load_latest(checkpoints, process.initialize())
+    logging_start = "resumed" if done else "started"
+    directory.note(f"{logging_start} at round {done} of {config.rounds}, runtime {runtime}")
+    releases = directory.release_managers()
+    metrics = {}
+    saved = done if done else None
+
+    def save():
+        nonlocal saved
+        if saved != done:
+            _wait(checkpoints.save((state, done), version=done))
+            saved = done
+
+    seconds = []
+    while done < config.rounds:
+        started = time.perf_counter()
+        try:
+            with interrupt.allowed():
+                output = process.next(state, experiment.cohort(done))
+        except KeyboardInterrupt:
+            save()
+            directory.note(f"stopped after round {done}")
+            raise Interrupted(done, interrupt.signal_number) from None
+        state, done = output.state, done + 1
+        seconds.append(time.perf_counter() - started)
+        metrics = _round_metrics(output.metrics, seconds[-1])
+        evaluated = done % config.eval_every == 0 or done == config.rounds
+        metrics.update(_evaluations(experiment, state) if evaluated else _NOT_EVALUATED)
+        # Metrics first: what a checkpoint says is done has its row in metrics.csv.
+        for release in releases:
+            _wait(release.release(metrics, key=done))
+        if done % checkpoint_every == 0 or done == config.rounds:
+            save()
+        if on_round is not None:
+            on_round(done, metrics)
+
+    if not metrics:  # Stopped between the last checkpoint and the summary.
+        metrics = _evaluations(experiment, state)
+    summary = collections.OrderedDict(
+        task=config.task,
+        algorithm=config.algorithm,
+        model=config.model,
+        seed=config.seed,
+        rounds=config.rounds,
+        labeled_fraction=config.labeled_fraction,
+        alpha=_json_number(config.alpha),
+        test_accuracy=metrics["test_accuracy"],
+        test_loss=metrics["test_loss"],
+        validation_accuracy=metrics["validation_accuracy"],
+        seconds_per_round=directory.mean_seconds(),
+        runtime=runtime,
+    )
+    directory.finish(summary)
+    return summary
+
+
+def final_weights(output_dir: str | os.PathLike, process) -> tff.learning.models.ModelWeights:
+    """The weights of the newest checkpoint in a run directory; needs a TFF context.
+
+    Args:
+      output_dir: A run directory.
+      process: The learning process of that run, as `tasks.build` makes it.
+
+    Raises:
+      CheckpointError: There is no checkpoint, or it is damaged.
+    """
+    manager = _checkpoint_manager(pathlib.Path(output_dir))
+    state, done = _load_latest(manager, process.initialize())
+    if not done:
+        raise CheckpointError(f"{output_dir} holds no checkpoint.")
+    return process.get_model_weights(state)
+
+
+def evaluate(
+    model: tff.learning.models.FunctionalModel, weights: Any, examples: Any
+) -> tuple[float, float]:
+    """Accuracy and mean loss of `weights` on `examples`.
+
+    Args:
+      model: Outputs logits `[batch, classes]`.
+      weights: `tff.learning.models.ModelWeights`.
+      examples: `datasets.sources.Examples`, x uint8 `[n, h, w, c]` and y int32 `[n]`.
+
+    Returns:
+      Accuracy in [0, 1] and loss in nats, NaN without examples.
+    """
+    model_weights = (tuple(weights.trainable), tuple(weights.non_trainable))
+    correct = loss = count = 0.0
+    for batch in federated.evaluation_dataset(examples, _EVALUATION_BATCH):
+        batch_correct, batch_loss = _evaluate_batch(model, model_weights, batch["x"], batch["y"])
+        size = len(batch["y"])
+        correct, loss, count = correct + batch_correct, loss + batch_loss * size, count + size
+    return (float(correct) / count, float(loss) / count) if count else (math.nan, math.nan)
+
+
+@tf.function(reduce_retracing=True)
+def _evaluate_batch(model, model_weights, x, y):
+    logits = model.predict_on_batch(model_weights, x, training=False)
+    hits = tf.equal(tf.argmax(logits, axis=-1, output_type=y.dtype), y)
+    return tf.reduce_sum(tf.cast(hits, tf.float32)), model.loss(output=logits, label=y)
+
+
+_NOT_EVALUATED = dict.fromkeys(
+    ("validation_accuracy", "validation_loss", "test_accuracy", "test_loss"), math.nan
+)
+
+
+def _evaluations(experiment, state) -> dict[str, float]:
+    weights = experiment.process.get_model_weights(state)
+    values = []
+    for examples in (experiment.source.validation, experiment.source.test):
+        values += evaluate(experiment.model, weights, examples)
+    return dict(zip(_NOT_EVALUATED, values, strict=True))
+
+
+def _round_metrics(metrics, seconds: float) -> dict[str, float]:
+    train = metrics["client_work"]["train"]
+    values = {name: float(np.asarray(value)) for name, value in train.items()}
+    # The model's own metrics are over the labelled batches; `labeled_loss` is its `loss`.
+    values["labeled_accuracy"] = values.pop("accuracy", math.nan)
+    for duplicate in ("loss", "num_examples"):
+        values.pop(duplicate, None)
+    return {**values, "seconds": seconds}
+
+
+def _load_latest(manager, initial_state):
+    """The newest saved (state, rounds done), or the initial state and 0."""
+    try:
+        saved, version = _wait(manager.load_latest((initial_state, 0)))
+    except Exception as error:
+        version = max(_wait(manager.get_versions()) or [0])
+        raise CheckpointError(
+            f"checkpoint {version} in {manager._root_dir} cannot be read; delete it to resume from "
+            "the one before."
+        ) from error
+    if saved is None:
+        return initial_state, 0
+    state, done = saved
+    return state, int(done)
+
+
+def runtime_errors() -> tuple[type[Exception], ...]:
+    """The exceptions by which a runtime says that it failed."""
+    return runtimes.WorkerError, runtimes.ComputationError
+
+
+def _wait(coroutine):
+    return asyncio.run(coroutine)
+
+
+class _RunDirectory:
+    """The files of one run."""
+
+    def __init__(self, path: pathlib.Path, config: tasks.RunConfig, resume: bool):
+        self.path, self.config = path, config
+        wanted = {
+            name: _json_number(value) for name, value in dataclasses.asdict(config).items()
+        }
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            if (path / "config.json").exists():
+                self._check_same_run(wanted, resume)
+            elif any(path.iterdir()):
+                raise RunDirectoryError(
+                    f"{path} is not empty and holds no run; choose another --output_dir."
+                )
+            self._write_json(
+                "config.json", {**wanted, "versions": {p: metadata.version(p) for p in _PACKAGES}}
+            )
+        except OSError as error:
+            raise RunDirectoryError(
+                f"cannot write to {path} ({error.strerror}); choose another --output_dir."
+            ) from error
+        for left_over in path.glob("checkpoints/*_temp*"):
+            shutil.rmtree(left_over, ignore_errors=True)
+
+    def _check_same_run(self, wanted, resume):
+        if not resume:
+            raise RunDirectoryError(
+                f"{self.path} already holds a run; pass --resume to continue it or choose another "
+                "--output_dir."
+            )
+        try:
+            there = json.loads((self.path / "config.json").read_text())
+        except ValueError as error:
+            raise RunDirectoryError(f"{self.path}/config.json cannot be read: {error}.") from error
+        differing = [
+            f"{name} is {there.get(name)!r} there and {value!r} here"
+            for name, value in wanted.items()
+            if there.get(name) != value and name not in _MAY_DIFFER
+        ]
+        if differing:
+            raise RunDirectoryError(
+                f"{self.path} holds a run of another configuration ({'; '.join(differing)}); "
+                "choose another --output_dir."
+            )
+
+    def finished_summary(self) -> dict[str, Any] | None:
+        path = self.path / "summary.json"
+        summary = json.loads(path.read_text()) if path.exists() else None
+        is_this_run = summary is not None and summary["rounds"] >= self.config.rounds
+        return summary if is_this_run else None
+
+    def finish(self, summary) -> None:
+        self._write_json("summary.json", summary)
+        self.note(f"finished: test accuracy {summary['test_accuracy']:.4f}")
+
+    def _write_json(self, name: str, content) -> None:
+        temporary = self.path / f"{name}.tmp"
+        temporary.write_text(json.dumps(content, indent=2) + "\n")
+        os.replace(temporary, self.path / name)
+
+    def checkpoints(self) -> tff.program.FileProgramStateManager:
+        return _checkpoint_manager(self.path)
+
+    def release_managers(self) -> list[tff.program.ReleaseManager]:
+        return [
+            # WRITE replaces the file in one step; APPEND could leave half a row.
+            tff.program.CSVFileReleaseManager(
+                str(self.path / "metrics.csv"),
+                save_mode=tff.program.CSVSaveMode.WRITE,
+                key_fieldname="round",
+            ),
+            tff.program.TensorBoardReleaseManager(str(self.path / "tensorboard")),
+            tff.program.LoggingReleaseManager(),
+        ]
+
+    def mean_seconds(self) -> float:
+        """Mean of the `seconds` column of metrics.csv, without the first round, which compiles."""
+        import pandas as pd
+
+        seconds = pd.read_csv(self.path / "metrics.csv")["seconds"]
+        return float(seconds[1:].mean() if len(seconds) > 1 else seconds.mean())
+
+    @contextlib.contextmanager
+    def log(self) -> Iterator[None]:
+        """Sends what absl logs to run.log."""
+        from absl import logging as absl_logging
+
+        handler = logging.FileHandler(self.path / "run.log")
+        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+        logger = absl_logging.get_absl_logger()
+        level, screen = logger.level, absl_logging.get_absl_handler()
+        screen_level = screen.level
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        screen.setLevel(max(screen_level, level))
+        try:
+            yield
+        finally:
+            logger.removeHandler(handler)
+            logger.setLevel(level)
+            screen.setLevel(screen_level)
+            handler.close()
+
+    def note(self, text: str) -> None:
+        from absl import logging as absl_logging
+
+        absl_logging.info("%s", text)
+
+
+_PACKAGES = ("tff-fedlabel", "tensorflow-federated", "tensorflow", "numpy", "keras-cv")
+
+
+def _checkpoint_manager(path: pathlib.Path) -> tff.program.FileProgramStateManager:
+    return tff.program.FileProgramStateManager(
+        str(path / "checkpoints"), prefix="round_", keep_total=2, keep_first=False
+    )
+
+
+def _json_number(value):
+    """JSON has no infinity; alpha may be one."""
+    return "inf" if value == math.inf else value
+
+
+class _Interrupt:
+    """Turns SIGINT and SIGTERM into KeyboardInterrupt, but only where a round can be dropped.
+
+    Everywhere else (while files are written) the signal waits for the next such place.
+    """
+
+    def __init__(self):
+        self.signal_number = signal.SIGINT
+        self._pending = False
+        self._allowed = False
+        self._previous = {}
+
+    def __enter__(self):
+        try:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._previous[number] = signal.signal(number, self._handle)
+        except ValueError:  # Not the main thread: whoever owns it handles signals.
+            pass
+        return self
+
+    def __exit__(self, *_):
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _handle(self, signal_number, _):
+        self._pending, self.signal_number = True, signal_number
+        if self._allowed:
+            raise KeyboardInterrupt
+
+    @contextlib.contextmanager
+    def allowed(self) -> Iterator[None]:
+        self._allowed = True
+        try:
+            if self._pending:
+                raise KeyboardInterrupt
+            yield
+        finally:
+            self._allowed = False
