@@ -286,8 +286,10 @@ def test_one_slot_draws_each_operation_and_sign_equally():
 def test_slots_follow_one_another():
     images = _images(40, 8, 8, seed=2)
     outputs = _levels(RandAugment(2, 30)(_float(images), seed=1, round_num=0))
-    twice = [_all_variants(np.uint8(once), 30) for once in _all_variants(images, 30)]
-    fits = (np.stack(twice) == outputs).all(axis=(3, 4, 5))  # [first, second, batch]
+    once = _all_variants(images, 30)
+    twice = _all_variants(np.uint8(once).reshape(-1, *images.shape[1:]), 30)
+    twice = twice.reshape(len(once), *once.shape)  # [second, first, batch, ...]
+    fits = (twice == outputs).all(axis=(3, 4, 5))
     assert fits.any(axis=(0, 1)).all(), "an output is no pair of operations"
     # With one draw for both slots every output would be an operation applied twice.
     repeated = np.stack([fits[pair, pair] for pair in range(len(fits))]).any(axis=0)

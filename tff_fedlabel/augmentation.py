@@ -409,10 +409,9 @@ def _grouped_operations(magnitude, height, width, channels):
     def apply(levels, operation, sign):
         group = tf.gather(groups, operation)
         rows = tf.dynamic_partition(tf.range(tf.shape(levels)[0]), group, len(kernels))
-        parts = tf.dynamic_partition(levels, group, len(kernels))
         results = [
-            kernel(part, tf.gather(operation, row), tf.gather(sign, row))
-            for kernel, part, row in zip(kernels.values(), parts, rows, strict=True)
+            kernel(tf.gather(levels, row), tf.gather(operation, row), tf.gather(sign, row))
+            for kernel, row in zip(kernels.values(), rows, strict=True)
         ]
         return tf.ensure_shape(tf.dynamic_stitch(rows, results), levels.shape)
 

@@ -81,7 +81,7 @@ def run_command(
     define()
     try:
         if {"--help", "-help", "--helpshort", "-h", "-helpshort"} & set(argv[1:]):
-            print(_help(argv[0]))
+            print(_help(argv[0], define))
             return 0
         rest = FLAGS(list(argv))
         if len(rest) > 1:
@@ -108,7 +108,7 @@ def _explain(error: Exception) -> tuple[str, int]:
     text = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, training.Interrupted):
         return text, 128 + error.signal_number
-    if isinstance(error, _UsageError | training.RunDirectoryError):
+    if isinstance(error, UsageError | training.RunDirectoryError):
         return text, 2
     known = (
         training.CheckpointError,
@@ -121,8 +121,8 @@ def _explain(error: Exception) -> tuple[str, int]:
     return f"{type(error).__name__}: {text[:500]} (--verbose shows where)", 1
 
 
-class _UsageError(ValueError):
-    pass
+class UsageError(ValueError):
+    """What the user asked for makes no sense; exit code 2."""
 
 
 def _complain(text: str, code: int) -> int:
@@ -130,9 +130,11 @@ def _complain(text: str, code: int) -> int:
     return code
 
 
-def _help(program: str) -> str:
+def _help(program: str, define: Callable[[], None]) -> str:
     lines = [f"usage: {program} [--flag value ...]", ""]
-    ours = FLAGS.flags_by_module_dict()[__name__]
+    # absl files the flags of a script under its name.
+    module = sys.argv[0] if define.__module__ == "__main__" else define.__module__
+    ours = FLAGS.flags_by_module_dict()[module]
     width = max(len(flag.name) for flag in ours) + 4
     for flag in ours:
         default = "" if flag.default in (None, False) else f" [{flag.default}]"
@@ -153,9 +155,9 @@ def _train() -> int:
         tasks.check_name("runtime", FLAGS.runtime, runtime.RUNTIMES)
         tasks.check_count("checkpoint_every", FLAGS.checkpoint_every)
     except ValueError as error:
-        raise _UsageError(str(error)) from error
+        raise UsageError(str(error)) from error
     if FLAGS.resume and not FLAGS.output_dir:
-        raise _UsageError("--resume needs --output_dir, the run to continue")
+        raise UsageError("--resume needs --output_dir, the run to continue")
     output_dir = FLAGS.output_dir or _new_directory(config)
     with _progress(config.rounds) as on_round:
         summary = training.run(
@@ -177,7 +179,7 @@ def _steps(name: str, value: str | None) -> int | str | None:
     try:
         return int(value)
     except ValueError:
-        raise _UsageError(
+        raise UsageError(
             f"{name} must be a whole number of 1 or more, or 'epoch', got {value!r}"
         ) from None
 

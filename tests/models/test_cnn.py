@@ -12,7 +12,7 @@ from tff_fedlabel import models
 @pytest.mark.parametrize("width", [4, 32])
 def test_shapes_and_parameter_count(shape, width):
     height, image_width, channels = shape
-    flat = (height // 4) * (image_width // 4) * 2 * width
+    flat = -(-height // 4) * -(-image_width // 4) * 2 * width
     expected = (9 * channels + 1) * width + (9 * width + 1) * 2 * width
     expected += (flat + 1) * 128 + (128 + 1) * 7
     model = models.build_cnn(shape, 7, width=width)
@@ -20,12 +20,11 @@ def test_shapes_and_parameter_count(shape, width):
     assert model(np.zeros((2, *shape), np.float32)).shape == (2, 7)
 
 
-def numpy_conv_relu_pool(x, kernel, bias):
-    padded = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
-    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(1, 2))
-    y = np.maximum(np.einsum("nhwcij,ijcd->nhwd", windows, kernel) + bias, 0)
-    n, h, w, c = y.shape
-    return y.reshape(n, h // 2, 2, w // 2, 2, c).max(axis=(2, 4))
+def numpy_conv_relu(x, kernel, bias):
+    """3x3, stride 2; on an even side "same" pads one row after the image and none before."""
+    padded = np.pad(x, ((0, 0), (0, 1), (0, 1), (0, 0)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(1, 2))[:, ::2, ::2]
+    return np.maximum(np.einsum("nhwcij,ijcd->nhwd", windows, kernel) + bias, 0)
 
 
 def test_forward_pass_is_numpys():
@@ -34,7 +33,7 @@ def test_forward_pass_is_numpys():
     weights = [w + 0.1 * rng.normal(size=w.shape) for w in model.get_weights()]
     model.set_weights(weights)
     x = rng.random((3, 8, 8, 3))
-    y = numpy_conv_relu_pool(numpy_conv_relu_pool(x, *weights[0:2]), *weights[2:4])
+    y = numpy_conv_relu(numpy_conv_relu(x, *weights[0:2]), *weights[2:4])
     y = np.maximum(y.reshape(3, -1) @ weights[4] + weights[5], 0)
     expected = y @ weights[6] + weights[7]
     np.testing.assert_allclose(model(x.astype(np.float32)).numpy(), expected, atol=1e-4)

@@ -1,17 +1,20 @@
 """Ends Python in many ways inside a runtime, and reports what was left: see test_local.py.
 
-Importing TensorFlow takes most of the time, so one process imports it and forks one child for each
-way to end. It writes {end: {status, rest, left}} to the file named on its command line: the exit
-status as `subprocess` gives it, what the child wrote after its first line up to the end of the
-pipe, and which processes of the worker were left 10 seconds later. Last it ends itself.
+Importing TensorFlow takes most of the time, so one process imports it and forks a child for each
+way to end early. It writes {end: {status, rest, left}} to the file named on its command line: the
+exit status as `subprocess` gives it, what the child wrote after its first line up to the end of the
+pipe, and which processes of the worker were left 10 seconds later. A forked TensorFlow cannot end
+Python in the regular way, so that is left to this process itself.
 """
 
+import contextlib
 import json
 import os
 import select
 import signal
 import sys
 import time
+import traceback
 
 import numpy as np
 import tensorflow as tf
@@ -19,8 +22,12 @@ import tensorflow_federated as tff
 
 from tff_fedlabel import runtime
 
-ENDS = ("left_open", "default_context", "error", "child_ends", "forked")
-SIGNALS = ("SIGINT", "SIGTERM", "SIGKILL")
+SIGNALS = {
+    "SIGINT": signal.SIGINT,
+    "SIGTERM": signal.SIGTERM,
+    "SIGKILL": signal.SIGKILL,
+    "forked": signal.SIGKILL,
+}
 SECONDS = 60
 
 
@@ -42,20 +49,14 @@ def observe(end, child, pipe):
     with os.fdopen(pipe, "rb", buffering=0) as output:
         first = output.readline().decode()
         assert first.startswith("worker "), first + output.read().decode()
-        worker = int(first.split()[1])
-        session = state_and_session(worker)[1]
+        session = state_and_session(int(first.split()[1]))[1]
         everyone = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-        members = [pid for pid in everyone if state_and_session(pid)[1] == session]
-        if worker == 0:
-            members = [pid for pid in everyone if command_names_worker(pid, child)]
-        assert members, end
-        time.sleep(0.5)
-        if end == "SIGINT":
-            os.killpg(child, signal.SIGINT)  # as a terminal does, to the whole group
-        elif end in SIGNALS:
-            os.kill(child, signal.Signals[end])
-        elif end == "forked":
-            os.kill(child, signal.SIGKILL)
+        left = [pid for pid in everyone if state_and_session(pid)[1] == session]
+        assert len(left) == 3, end
+        if end in SIGNALS:
+            time.sleep(0.5)
+            # A terminal's Ctrl-C goes to the whole group.
+            (os.killpg if end == "SIGINT" else os.kill)(child, SIGNALS[end])
         rest = b""
         while end != "forked":  # whose grandchild holds the pipe on purpose
             assert select.select([output], [], [], SECONDS)[0], f"{end}: the pipe stays open"
@@ -65,69 +66,51 @@ def observe(end, child, pipe):
             rest += part
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         deadline = time.monotonic() + 10
-        left = members
         while left and time.monotonic() < deadline:
             time.sleep(0.02)
             left = [pid for pid in left if state_and_session(pid)[0] not in ("gone", "Z")]
-        if end == "forked":
-            os.killpg(child, signal.SIGKILL)
         return {"status": status, "rest": rest.decode(), "left": left}
-
-
-def command_names_worker(pid, parent):
-    """Whether `pid` is a worker that TFF's own context in `parent` started."""
-    try:
-        with open(f"/proc/{pid}/stat") as stat, open(f"/proc/{pid}/cmdline") as command:
-            return int(stat.read().rsplit(")", 1)[1].split()[1]) == parent and (
-                "worker_binary" in command.read()
-            )
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def tell(handle):
     print("worker", *handle.processes, count(5), flush=True)
 
 
-def end_python(end):
-    if end == "left_open":
-        global block
-        block = runtime.use("local")
-        tell(block.__enter__())
-    elif end == "default_context":
-        # The context that importing TFF made has lost its thread in the fork.
-        tff.backends.native.set_sync_local_cpp_execution_context()
-        count(5)
-        print("worker 0", flush=True)
-    else:
-        with runtime.use("local") as handle:
-            if end == "child_ends":
-                child = os.fork()
-                if child == 0:
-                    sys.exit(0)  # leaves the block and ends Python in its own way
-                os.waitpid(child, 0)
-            if end == "forked" and os.fork() == 0:
-                time.sleep(600)
-                os._exit(0)
-            tell(handle)
-            if end == "child_ends":
-                print(count(9), flush=True)
-            if end == "error":
-                1 / 0
-            if end == "exit":
-                sys.exit(3)
-            if end in SIGNALS:
-                try:
-                    count(10**12)
-                except KeyboardInterrupt:
-                    handle.check()
-                    print("worker lives", flush=True)
-                    raise
+def end_early(end):
+    with runtime.use("local") as handle:
+        if end == "child_ends":
+            child = os.fork()
+            if child == 0:
+                sys.exit()  # leaves the block, as any error would
+            os.waitpid(child, 0)
+        elif end == "forked" and os.fork() == 0:
+            time.sleep(600)
+        tell(handle)
+        if end == "child_ends":
+            print(count(9), flush=True)
+        else:
+            try:
+                count(10**12)
+            except KeyboardInterrupt:
+                handle.check()  # Ctrl-C has not reached the worker
+                print("interrupted", flush=True)
+                raise
+
+
+def end_regularly():
+    """Uses every context, TFF's own included, and leaves one block open."""
+    print("own", count(5), flush=True)  # TFF's own context: no block is open
+    with runtime.use("local") as handle:
+        tell(handle)
+    global block
+    block = runtime.use("local")
+    tell(block.__enter__())
+    sys.exit(3)
 
 
 def main(report):
     seen = {}
-    for end in (*ENDS, *SIGNALS):
+    for end in (*SIGNALS, "child_ends"):
         reading, writing = os.pipe()
         child = os.fork()
         if child == 0:
@@ -136,12 +119,23 @@ def main(report):
             os.dup2(writing, 2)
             os.close(reading)
             os.close(writing)
-            return end_python(end)
+            try:
+                end_early(end)
+            except (KeyboardInterrupt, SystemExit):
+                pass
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(0)
         os.close(writing)
-        seen[end] = observe(end, child, reading)
+        try:
+            seen[end] = observe(end, child, reading)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child, signal.SIGKILL)  # the grandchild of "forked", or after a failure
     with open(report, "w") as file:
         json.dump(seen, file)
-    return end_python("exit")
+    end_regularly()
 
 
 if __name__ == "__main__":

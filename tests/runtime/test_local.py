@@ -375,14 +375,17 @@ time.sleep(600)' "$@"
 @pytest.mark.parametrize(
     ("script", "cause"),
     [
-        ("echo thinking; exec sleep 600", "does not listen on its port; its last output: thinking"),
-        (LISTENS, "listens but does not answer; its last output: listening"),
+        (
+            "echo thinking; exec sleep 600",
+            "runs but does not listen on its port; its last output: thinking",
+        ),
+        (LISTENS, "listens on its port but does not answer; its last output: listening"),
     ],
 )
 def test_a_worker_that_never_gets_ready(tmp_path, script, cause):
     binary = fake_worker(tmp_path, f"echo $$ >{tmp_path}/pid\n{script}")
     started = time.monotonic()
-    with pytest.raises(runtime.WorkerError, match=f"not ready after 1.5 s: it runs but {cause}"):
+    with pytest.raises(runtime.WorkerError, match=f"not ready after 1.5 s: it {cause}"):
         with runtime.use("local", worker_binary=binary, startup_timeout=1.5):
             pytest.fail("entered the block")
     assert time.monotonic() - started < 8
@@ -465,30 +468,19 @@ def ends(tmp_path_factory):
 
 
 def test_a_pipe_returns_and_shows_nothing_but_the_scripts_output(ends):
-    assert re.fullmatch(r"worker \d+ 5\n", ends["piped"]), ends["piped"]
-    assert not running(int(ends["piped"].split()[1]))
-
-
-@pytest.mark.parametrize("end", ["left_open", "default_context"])
-def test_calls_outside_a_block_leave_nothing_either(ends, end):
-    assert ends[end]["status"] == 0
-    assert ends[end]["rest"] == ""
-    assert ends[end]["left"] == []
-
-
-def test_an_error_leaves_nothing(ends):
-    assert ends["error"]["status"] == 1
-    assert ends["error"]["rest"].endswith("ZeroDivisionError: division by zero\n")
-    assert ends["error"]["left"] == []
+    """Also with a block left open, and after calls outside every block, in TFF's own context."""
+    lines = [line for line in ends["piped"].splitlines() if "TFF ExecutorService" not in line]
+    assert re.fullmatch(r"own 5,worker \d+ 5,worker \d+ 5", ",".join(lines)), ends["piped"]
+    for pid in re.findall(r"worker (\d+)", ends["piped"]):
+        assert not running(int(pid))
 
 
 @pytest.mark.parametrize("end", ["SIGINT", "SIGTERM", "SIGKILL"])
 def test_signals_in_the_middle_of_a_computation_leave_nothing(ends, end):
-    assert ends[end]["status"] == -signal.Signals[end]
-    assert ("KeyboardInterrupt" in ends[end]["rest"]) == (end == "SIGINT")
+    # The program may still compute while it ends: a terminal's Ctrl-C does not reach the worker.
+    expected = (0, "interrupted\n") if end == "SIGINT" else (-signal.Signals[end], "")
+    assert (ends[end]["status"], ends[end]["rest"]) == expected
     assert ends[end]["left"] == []
-    # The program could still compute while it ended: Ctrl-C had not reached the worker.
-    assert ("worker lives" in ends[end]["rest"]) == (end == "SIGINT")
 
 
 def test_a_forked_child_does_not_keep_the_worker(ends):
@@ -497,5 +489,4 @@ def test_a_forked_child_does_not_keep_the_worker(ends):
 
 
 def test_a_forked_child_that_ends_does_not_take_the_worker_along(ends):
-    assert ends["child_ends"]["status"] == 0
-    assert ends["child_ends"]["rest"] == "9\n"
+    assert ends["child_ends"] == {"status": 0, "rest": "9\n", "left": []}

@@ -322,7 +322,7 @@ class _Worker:
                 socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
                 listening = True
             if not listening:
-                self._wait_or_give_up(deadline, timeout, "does not listen on its port")
+                self._wait_or_give_up(deadline, timeout, "it runs but does not listen on its port")
         # Whatever speaks gRPC answers a method it does not know. gRPC's own notices of readiness
         # come from a thread that prints a traceback when the channel is closed under it.
         ask = self.channel.unary_unary("/tff_fedlabel/AreYouThere")
@@ -334,13 +334,12 @@ class _Worker:
                 if error.code() == grpc.StatusCode.UNIMPLEMENTED:
                     return
             self._raise_if_dead("died at start-up")
-            self._wait_or_give_up(deadline, timeout, "listens but does not answer")
+            self._wait_or_give_up(deadline, timeout, "it listens on its port but does not answer")
 
     def _wait_or_give_up(self, deadline: float, timeout: float, what: str) -> None:
         if time.monotonic() > deadline:
             raise WorkerError(
-                f"TFF's worker was not ready after {timeout:g} s: it runs but {what}"
-                f"{self._quoted_log()}"
+                f"TFF's worker was not ready after {timeout:g} s: {what}{self._quoted_log()}"
             )
         time.sleep(_POLL_SECONDS)
 
