@@ -2,6 +2,9 @@
 
 import pytest
 
+# Its exit hook also ends the context that TFF makes on import.
+import tff_fedlabel.runtime  # noqa: F401
+
 
 @pytest.fixture(scope="session")
 def local_runtime():

@@ -67,7 +67,12 @@ def test_help_can_be_read(tmp_path):
 def test_missing_data_is_told_in_one_line(tmp_path):
     """Nothing can be downloaded here: the loader must say what to put where."""
     result = command(
-        "--task", "cifar100", "--data_dir", str(tmp_path / "data"), "--output_dir", "run",
+        "--task",
+        "cifar100",
+        "--data_dir",
+        str(tmp_path / "data"),
+        "--output_dir",
+        "run",
         cwd=tmp_path,
     )
     assert result.returncode == 1

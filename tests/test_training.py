@@ -237,5 +237,3 @@ def test_longer_run_continues_a_finished_one(reference, tmp_path):
     table = pd.read_csv(output_dir / "metrics.csv")
     assert list(table["round"]) == list(range(1, ROUNDS + 3))
     assert json.loads((output_dir / "summary.json").read_text())["rounds"] == ROUNDS + 2
-
-

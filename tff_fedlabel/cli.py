@@ -70,9 +70,7 @@ def main(argv: Sequence[str]) -> int:
     return run_command(argv, define_flags, _train)
 
 
-def run_command(
-    argv: Sequence[str], define: Callable[[], None], command: Callable[[], int]
-) -> int:
+def run_command(argv: Sequence[str], define: Callable[[], None], command: Callable[[], int]) -> int:
     """Parses `argv` with the flags that `define` adds, then runs `command`.
 
     Returns:
@@ -93,7 +91,7 @@ def run_command(
     try:
         return command()
     except KeyboardInterrupt:
-        return _complain("interrupted before the first round", 130)
+        return _complain("interrupted before a round was run", 130)
     except Exception as error:  # noqa: BLE001 (a user gets one line, whatever happened)
         if FLAGS.verbose:
             traceback.print_exc()

@@ -72,6 +72,13 @@ def entropy(probabilities: tf.Tensor) -> tf.Tensor:
     return tf.minimum(confidence, 1.0)
 
 
+def _softmax(logits: tf.Tensor) -> tf.Tensor:
+    # tf.nn.softmax's vectorised kernel is an ulp off in some rows of a batch, so that two equal
+    # logits get less than one half there: enough to decide a comparison with the threshold.
+    exponentials = tf.exp(logits - tf.reduce_max(logits, axis=-1, keepdims=True))
+    return exponentials / tf.reduce_sum(exponentials, axis=-1, keepdims=True)
+
+
 def check_options(confidence, confidence_input, threshold, selection) -> None:
     """Raises `ValueError` naming the first option that `select` could not work with."""
     if not callable(confidence) and confidence not in CONFIDENCES:
@@ -133,8 +140,8 @@ def select(
     check_options(confidence, confidence_input, threshold, selection)
     global_logits = tf.convert_to_tensor(global_logits)
     local_logits = tf.convert_to_tensor(local_logits)
-    global_probabilities = tf.nn.softmax(global_logits)
-    local_probabilities = tf.nn.softmax(local_logits)
+    global_probabilities = _softmax(global_logits)
+    local_probabilities = _softmax(local_logits)
 
     named = {"variance": variance, "entropy": entropy}
     h = confidence if callable(confidence) else named[confidence]

@@ -93,7 +93,7 @@ STUDIES = {
         arms=_label_arms("5%", equal_steps=18),
         alphas=(1.0, 0.1),
         rounds=150,
-        lrs=(0.02, 0.05, 0.1, 0.2),
+        lrs=(0.05, 0.1, 0.2, 0.4),
         search_rounds=60,
         search_alpha=1.0,
         choices={"labeled_fraction": 0.05},
@@ -185,9 +185,64 @@ def run(
 
 
 def curves(study: Study, output_dir: str) -> Iterator[tuple[float, Arm, pd.DataFrame]]:
-    """The metrics of the study's finished or unfinished runs: alpha, arm, metrics.csv."""
+    """The metrics of the study's runs, finished or not: alpha, arm, metrics.csv."""
     for alpha in study.alphas:
         for name, arm in study.arms.items():
             path = pathlib.Path(output_dir) / f"{name}-alpha{alpha:g}" / "metrics.csv"
             if path.exists():
                 yield alpha, arm, pd.read_csv(path)
+
+
+def write_results(name: str, table: pd.DataFrame, output_dir: str, results_dir: str) -> None:
+    """Writes `<name>.csv`, `<name>_search.csv`, `<name>_curves.csv` and `<name>.png`.
+
+    Args:
+      name: The study's name.
+      table: What `run` returned.
+      output_dir: The directory of the runs.
+      results_dir: Where the files go.
+    """
+    study, root, results = STUDIES[name], pathlib.Path(output_dir), pathlib.Path(results_dir)
+    results.mkdir(parents=True, exist_ok=True)
+    table.to_csv(results / f"{name}.csv", index=False, float_format="%.4f")
+    search = {
+        arm.label: json.loads((root / f"search-{arm_name}.json").read_text())
+        for arm_name, arm in study.arms.items()
+    }
+    pd.DataFrame(search).T.rename_axis("validation accuracy at lr").to_csv(
+        results / f"{name}_search.csv", float_format="%.4f"
+    )
+    evaluated = []
+    for alpha, arm, metrics in curves(study, output_dir):
+        rows = metrics[metrics["test_accuracy"].notna()]
+        rows = rows[[column for column in _CURVE_COLUMNS if column in rows]]
+        evaluated.append(rows.assign(alpha=alpha, arm=arm.label))
+    pd.concat(evaluated).to_csv(results / f"{name}_curves.csv", index=False, float_format="%.4f")
+    _plot(study, pd.concat(evaluated), results / f"{name}.png")
+
+
+_CURVE_COLUMNS = (
+    "round",
+    "test_accuracy",
+    "validation_accuracy",
+    "kept_fraction",
+    "local_fraction",
+    "agreement_fraction",
+    "pseudo_label_accuracy",
+)
+
+
+def _plot(study: Study, rows: pd.DataFrame, path: pathlib.Path) -> None:
+    from matplotlib import figure
+
+    panels = figure.Figure(figsize=(5 * len(study.alphas), 4), layout="constrained")
+    axes = panels.subplots(1, len(study.alphas), sharey=True, squeeze=False)[0]
+    for axis, alpha in zip(axes, study.alphas, strict=True):
+        for arm in study.arms.values():
+            curve = rows[(rows["alpha"] == alpha) & (rows["arm"] == arm.label)]
+            axis.plot(curve["round"], curve["test_accuracy"], label=arm.label)
+        axis.set(title=f"{study.task}, alpha {alpha:g}", xlabel="round")
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("test accuracy")
+    axes[-1].legend(fontsize="small", loc="lower right")
+    panels.savefig(path, dpi=120)

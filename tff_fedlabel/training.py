@@ -16,17 +16,12 @@ stopped anywhere and resumed ends in the same weights as one that was not.
 import asyncio
 import collections
 import contextlib
-import dataclasses
-import json
-import logging
 import math
 import os
 import pathlib
-import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
-from importlib import metadata
 from typing import Any
 
 import numpy as np
@@ -35,15 +30,25 @@ import tensorflow_federated as tff
 
 from tff_fedlabel import runtime as runtimes
 from tff_fedlabel import tasks
+from tff_fedlabel._run_directory import (
+    RunDirectory,
+    RunDirectoryError,
+    checkpoint_manager,
+    json_number,
+)
 from tff_fedlabel.datasets import federated
 
-# Fields in which a resumed run may differ from what is on disk: it may go on for longer.
-_MAY_DIFFER = ("rounds",)
+__all__ = [
+    "CheckpointError",
+    "Interrupted",
+    "RunDirectoryError",
+    "evaluate",
+    "final_weights",
+    "run",
+    "runtime_errors",
+]
+
 _EVALUATION_BATCH = 500
-
-
-class RunDirectoryError(ValueError):
-    """The output directory cannot take this run: another run lies there, or it is not writable."""
 
 
 class CheckpointError(RuntimeError):
@@ -90,27 +95,24 @@ def run(
       Interrupted: SIGINT or SIGTERM arrived.
       datasets.sources.DataNotFoundError, datasets.sources.CorruptDataError: See there.
     """
-    directory = _RunDirectory(pathlib.Path(output_dir), config, resume)
+    directory = RunDirectory(pathlib.Path(output_dir), config, resume)
     finished = directory.finished_summary()
     if finished is not None:
         return finished
     with directory.log(), _Interrupt() as interrupt:
-        experiment = tasks.build(config, data_dir)
+        with interrupt.allowed():
+            experiment = tasks.build(config, data_dir)
         with runtimes.use(runtime):
-            return _train(
-                experiment, directory, runtime, checkpoint_every, on_round, interrupt
-            )
+            return _train(experiment, directory, runtime, checkpoint_every, on_round, interrupt)
 
 
 def _train(experiment, directory, runtime, checkpoint_every, on_round, interrupt):
     config, process = experiment.config, experiment.process
-    checkpoints = directory.checkpoints()
+    checkpoints, releases = directory.checkpoints(), directory.release_managers()
     state, done = _load_latest(checkpoints, process.initialize())
-    logging_start = "resumed" if done else "started"
-    directory.note(f"{logging_start} at round {done} of {config.rounds}, runtime {runtime}")
-    releases = directory.release_managers()
-    metrics = {}
     saved = done if done else None
+    verb = "resumed" if done else "started"
+    directory.note(f"{verb} at round {done} of {config.rounds}, runtime {runtime}")
 
     def save():
         nonlocal saved
@@ -118,7 +120,7 @@ def _train(experiment, directory, runtime, checkpoint_every, on_round, interrupt
             _wait(checkpoints.save((state, done), version=done))
             saved = done
 
-    seconds = []
+    metrics = {}
     while done < config.rounds:
         started = time.perf_counter()
         try:
@@ -128,9 +130,12 @@ def _train(experiment, directory, runtime, checkpoint_every, on_round, interrupt
             save()
             directory.note(f"stopped after round {done}")
             raise Interrupted(done, interrupt.signal_number) from None
+        except Exception as error:
+            save()
+            directory.note(f"failed after round {done}: {error}")
+            raise
         state, done = output.state, done + 1
-        seconds.append(time.perf_counter() - started)
-        metrics = _round_metrics(output.metrics, seconds[-1])
+        metrics = _round_metrics(output.metrics, time.perf_counter() - started)
         evaluated = done % config.eval_every == 0 or done == config.rounds
         metrics.update(_evaluations(experiment, state) if evaluated else _NOT_EVALUATED)
         # Metrics first: what a checkpoint says is done has its row in metrics.csv.
@@ -150,7 +155,7 @@ def _train(experiment, directory, runtime, checkpoint_every, on_round, interrupt
         seed=config.seed,
         rounds=config.rounds,
         labeled_fraction=config.labeled_fraction,
-        alpha=_json_number(config.alpha),
+        alpha=json_number(config.alpha),
         test_accuracy=metrics["test_accuracy"],
         test_loss=metrics["test_loss"],
         validation_accuracy=metrics["validation_accuracy"],
@@ -171,7 +176,7 @@ def final_weights(output_dir: str | os.PathLike, process) -> tff.learning.models
     Raises:
       CheckpointError: There is no checkpoint, or it is damaged.
     """
-    manager = _checkpoint_manager(pathlib.Path(output_dir))
+    manager = checkpoint_manager(pathlib.Path(output_dir))
     state, done = _load_latest(manager, process.initialize())
     if not done:
         raise CheckpointError(f"{output_dir} holds no checkpoint.")
@@ -253,131 +258,6 @@ def runtime_errors() -> tuple[type[Exception], ...]:
 
 def _wait(coroutine):
     return asyncio.run(coroutine)
-
-
-class _RunDirectory:
-    """The files of one run."""
-
-    def __init__(self, path: pathlib.Path, config: tasks.RunConfig, resume: bool):
-        self.path, self.config = path, config
-        wanted = {
-            name: _json_number(value) for name, value in dataclasses.asdict(config).items()
-        }
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            if (path / "config.json").exists():
-                self._check_same_run(wanted, resume)
-            elif any(path.iterdir()):
-                raise RunDirectoryError(
-                    f"{path} is not empty and holds no run; choose another --output_dir."
-                )
-            self._write_json(
-                "config.json", {**wanted, "versions": {p: metadata.version(p) for p in _PACKAGES}}
-            )
-        except OSError as error:
-            raise RunDirectoryError(
-                f"cannot write to {path} ({error.strerror}); choose another --output_dir."
-            ) from error
-        for left_over in path.glob("checkpoints/*_temp*"):
-            shutil.rmtree(left_over, ignore_errors=True)
-
-    def _check_same_run(self, wanted, resume):
-        if not resume:
-            raise RunDirectoryError(
-                f"{self.path} already holds a run; pass --resume to continue it or choose another "
-                "--output_dir."
-            )
-        try:
-            there = json.loads((self.path / "config.json").read_text())
-        except ValueError as error:
-            raise RunDirectoryError(f"{self.path}/config.json cannot be read: {error}.") from error
-        differing = [
-            f"{name} is {there.get(name)!r} there and {value!r} here"
-            for name, value in wanted.items()
-            if there.get(name) != value and name not in _MAY_DIFFER
-        ]
-        if differing:
-            raise RunDirectoryError(
-                f"{self.path} holds a run of another configuration ({'; '.join(differing)}); "
-                "choose another --output_dir."
-            )
-
-    def finished_summary(self) -> dict[str, Any] | None:
-        path = self.path / "summary.json"
-        summary = json.loads(path.read_text()) if path.exists() else None
-        is_this_run = summary is not None and summary["rounds"] >= self.config.rounds
-        return summary if is_this_run else None
-
-    def finish(self, summary) -> None:
-        self._write_json("summary.json", summary)
-        self.note(f"finished: test accuracy {summary['test_accuracy']:.4f}")
-
-    def _write_json(self, name: str, content) -> None:
-        temporary = self.path / f"{name}.tmp"
-        temporary.write_text(json.dumps(content, indent=2) + "\n")
-        os.replace(temporary, self.path / name)
-
-    def checkpoints(self) -> tff.program.FileProgramStateManager:
-        return _checkpoint_manager(self.path)
-
-    def release_managers(self) -> list[tff.program.ReleaseManager]:
-        return [
-            # WRITE replaces the file in one step; APPEND could leave half a row.
-            tff.program.CSVFileReleaseManager(
-                str(self.path / "metrics.csv"),
-                save_mode=tff.program.CSVSaveMode.WRITE,
-                key_fieldname="round",
-            ),
-            tff.program.TensorBoardReleaseManager(str(self.path / "tensorboard")),
-            tff.program.LoggingReleaseManager(),
-        ]
-
-    def mean_seconds(self) -> float:
-        """Mean of the `seconds` column of metrics.csv, without the first round, which compiles."""
-        import pandas as pd
-
-        seconds = pd.read_csv(self.path / "metrics.csv")["seconds"]
-        return float(seconds[1:].mean() if len(seconds) > 1 else seconds.mean())
-
-    @contextlib.contextmanager
-    def log(self) -> Iterator[None]:
-        """Sends what absl logs to run.log."""
-        from absl import logging as absl_logging
-
-        handler = logging.FileHandler(self.path / "run.log")
-        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
-        logger = absl_logging.get_absl_logger()
-        level, screen = logger.level, absl_logging.get_absl_handler()
-        screen_level = screen.level
-        logger.addHandler(handler)
-        logger.setLevel(logging.INFO)
-        screen.setLevel(max(screen_level, level))
-        try:
-            yield
-        finally:
-            logger.removeHandler(handler)
-            logger.setLevel(level)
-            screen.setLevel(screen_level)
-            handler.close()
-
-    def note(self, text: str) -> None:
-        from absl import logging as absl_logging
-
-        absl_logging.info("%s", text)
-
-
-_PACKAGES = ("tff-fedlabel", "tensorflow-federated", "tensorflow", "numpy", "keras-cv")
-
-
-def _checkpoint_manager(path: pathlib.Path) -> tff.program.FileProgramStateManager:
-    return tff.program.FileProgramStateManager(
-        str(path / "checkpoints"), prefix="round_", keep_total=2, keep_first=False
-    )
-
-
-def _json_number(value):
-    """JSON has no infinity; alpha may be one."""
-    return "inf" if value == math.inf else value
 
 
 class _Interrupt:

@@ -52,7 +52,7 @@ class Reference:
             expert_logits = [flat(view) @ w[0] + w[1] for w in (weights, local)]
             gradients = [np.zeros_like(w) for w in weights]
             for i in range(len(x)):
-                labels, mask, discarded, ratio = self.choose(expert_logits[0][i], expert_logits[1][i])
+                labels, mask, discarded, ratio = self.choose(*(e[i] for e in expert_logits))
                 if not mask:
                     continue
                 kept_total += 1
@@ -101,9 +101,7 @@ class Reference:
         total = sum(r for _, r in outputs)
         if total == 0:
             return weights, [0]
-        new = [
-            w + sum(r * delta[i] for delta, r in outputs) / total for i, w in enumerate(weights)
-        ]
+        new = [w + sum(r * delta[i] for delta, r in outputs) / total for i, w in enumerate(weights)]
         return new, [r for _, r in outputs]
 
 

@@ -93,9 +93,7 @@ def negative(images, seed=None, round_num=None):
 @pytest.mark.parametrize("consistency_view", ["original", "augmented"])
 def test_views(pseudo_label_view, consistency_view):
     views = {"pseudo_label_view": pseudo_label_view, "consistency_view": consistency_view}
-    check_rounds(
-        Reference(augment=negative, **views), TWO_ROUNDS, strong_augment=negative, **views
-    )
+    check_rounds(Reference(augment=negative, **views), TWO_ROUNDS, strong_augment=negative, **views)
 
 
 def test_augmentation_is_told_seed_and_round():
@@ -213,8 +211,9 @@ def test_probability_equal_to_the_threshold_is_not_kept():
     """With logits (0, 0, -inf-like) the largest probability is exactly one half."""
     weights = [np.zeros((4, CLASSES)), np.array([0.0, 0.0, -200.0])]
     client = random_client(13, 0, 8)
+    just_below = float(np.nextafter(np.float32(0.5), np.float32(0)))
     _, at = run(build(weights, threshold=0.5), [[client]])
-    _, below = run(build(weights, threshold=float(np.nextafter(np.float32(0.5), 0))), [[client]])
+    _, below = run(build(weights, threshold=just_below), [[client]])
     assert at["images_used"] == 0.0
     assert below["images_used"] == 8.0
 
@@ -328,5 +327,3 @@ def test_wrong_arguments_are_named():
         build_fedlabel(
             model, sgd(0.1), config, model_aggregator=tff.aggregators.UnweightedMeanFactory()
         )
-
-

@@ -126,14 +126,18 @@ def build_learning_process(
     )
 
 
-def _check_arguments(
-    model, client_optimizer, server_optimizer, client_weighting, model_aggregator
-) -> None:
+def _check_model(model) -> None:
     if not isinstance(model, tff.learning.models.FunctionalModel):
         raise ValueError(
             "model must be a tff.learning.models.FunctionalModel, got "
             f"{type(model).__name__}; tff_fedlabel.models.functional_model makes one from Keras."
         )
+
+
+def _check_arguments(
+    model, client_optimizer, server_optimizer, client_weighting, model_aggregator
+) -> None:
+    _check_model(model)
     for name, optimizer in (
         ("client_optimizer", client_optimizer),
         ("server_optimizer", server_optimizer),
@@ -175,6 +179,7 @@ def check_seed(seed) -> None:
 
 def check_images(model, augment, name: str) -> tf.TensorSpec:
     """Returns the spec of x; raises `ValueError` if `augment` could not work on such inputs."""
+    _check_model(model)
     x_spec, _ = input_specs(model)
     if augment is None:
         return x_spec

@@ -175,36 +175,39 @@ def build_fedlabel(
             weight = config.consistency_weight * tf.where(
                 chosen.agrees, chosen.confidence_ratio, tf.zeros_like(chosen.confidence_ratio)
             )
-            kept = tf.where(chosen.mask)[:, 0]
 
-            def loss_and_gradients():
-                rows = kept if config.skip_discarded else tf.range(tf.size(chosen.labels))
-                with tf.GradientTape() as tape:
-                    tape.watch(weights)
-                    per_image = image_losses(weights, tf.gather(images, rows), rows)
-                    if not config.skip_discarded:
-                        per_image = tf.where(chosen.mask, per_image, tf.zeros_like(per_image))
-                    # The discarded images of the batch count as zeros in the mean (1 / b).
-                    loss = tf.reduce_sum(per_image) / batch_size
-                return loss, tape.gradient(loss, weights, unconnected_gradients="zero")
-
-            def image_losses(weights, images, rows):
-                labels = tf.gather(chosen.labels, rows)
-                expert_logits = tf.gather(chosen.discarded_logits, rows)
-                row_weight = tf.gather(weight, rows)
-                strong = to_student_view(images, client.round_num)
-                two_views = config.consistency_weight > 0 and config.consistency_view == "original"
-                # Both views of the student go through the network in one pass.
-                views = tf.concat([strong, images], axis=0) if two_views else strong
+            def image_losses(weights, rows):
+                """The summands of eq. unsuploss for some rows of the batch."""
+                originals = tf.gather(images, rows)
+                views = to_student_view(originals, client.round_num)
+                if config.consistency_weight > 0 and config.consistency_view == "original":
+                    # Both views of the student go through the network in one pass.
+                    views = tf.concat([views, originals], axis=0)
                 logits = model.predict_on_batch(
                     (weights, client.non_trainable), views, training=True
                 )
-                student = logits[: tf.size(rows)]
-                losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, student)
+                losses = tf.nn.sparse_softmax_cross_entropy_with_logits(
+                    tf.gather(chosen.labels, rows), logits[: tf.size(rows)]
+                )
                 if config.consistency_weight > 0:
-                    consistency = logits[-tf.size(rows) :]
-                    losses += row_weight * pseudo_labels.kl_divergence(consistency, expert_logits)
+                    losses += tf.gather(weight, rows) * pseudo_labels.kl_divergence(
+                        logits[-tf.size(rows) :], tf.gather(chosen.discarded_logits, rows)
+                    )
                 return losses
+
+            kept = tf.where(chosen.mask)[:, 0]
+
+            def loss_and_gradients():
+                with tf.GradientTape() as tape:
+                    tape.watch(weights)
+                    if config.skip_discarded:
+                        losses = image_losses(weights, kept)
+                    else:
+                        losses = image_losses(weights, tf.range(tf.size(chosen.labels)))
+                        losses = tf.where(chosen.mask, losses, tf.zeros_like(losses))
+                    # The discarded images of the batch count as zeros in the mean (1 / b).
+                    loss = tf.reduce_sum(losses) / batch_size
+                return loss, tape.gradient(loss, weights, unconnected_gradients="zero")
 
             def nothing_kept():
                 return tf.constant(0.0), tuple(tf.zeros_like(w) for w in weights)

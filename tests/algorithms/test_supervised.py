@@ -1,0 +1,113 @@
+"""FedAvg and FedProx against TFF's own FedAvg and against float64 NumPy."""
+
+import numpy as np
+import pytest
+import tensorflow_federated as tff
+from linear_model import build_model, initial_weights, random_client, to_tff
+from numpy_reference import Reference
+
+from tff_fedlabel.algorithms import (
+    ALGORITHMS,
+    CONFIGS,
+    FedProxConfig,
+    build_fedavg,
+    build_fedprox,
+)
+
+sgd = tff.learning.optimizers.build_sgdm
+pytestmark = pytest.mark.usefixtures("local_runtime")
+
+COHORTS = [
+    [random_client(1), random_client(2, labeled=3), random_client(3, labeled=0)],
+    [random_client(4), random_client(5, labeled=7)],
+]
+
+
+def train(process, client_data):
+    state = process.initialize()
+    for cohort in client_data:
+        output = process.next(state, cohort)
+        state = output.state
+    weights = process.get_model_weights(state).trainable
+    return [np.asarray(w) for w in weights], output.metrics["client_work"]["train"]
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_fedavg_is_tffs_own_on_the_labeled_part(momentum):
+    def optimizers():
+        return sgd(0.2, momentum=momentum), sgd(1.0, momentum=momentum)
+
+    client, server = optimizers()
+    ours, metrics = train(
+        build_fedavg(build_model(initial_weights()), client, server_optimizer=server),
+        [[to_tff(c) for c in cohort] for cohort in COHORTS],
+    )
+    client, server = optimizers()
+    theirs, _ = train(
+        tff.learning.algorithms.build_weighted_fed_avg(
+            build_model(initial_weights()), client, server
+        ),
+        [[to_tff(c)["labeled"] for c in cohort] for cohort in COHORTS],
+    )
+    for a, b in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6, rtol=0)
+    assert metrics["images_used"] == 11 + 7
+    assert "kept_fraction" not in metrics
+
+
+def test_fedprox_equals_numpy():
+    process = build_fedprox(
+        build_model(initial_weights()), sgd(0.3), FedProxConfig(proximal_strength=0.7)
+    )
+    actual, _ = train(process, [[to_tff(c) for c in cohort] for cohort in COHORTS])
+    reference = Reference(proximal_strength=0.7)
+    expected = [np.float64(np.float32(w)) for w in initial_weights()]
+    for cohort in COHORTS:
+        expected, _ = reference.round(expected, [(labeled, []) for labeled, _ in cohort])
+    for a, e in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(a, e, atol=2e-5, rtol=0)
+
+
+def test_unlabeled_images_are_never_read():
+    """Not even a NaN among them matters."""
+    broken = [
+        (labeled, [np.full_like(u, np.nan) for u in batches]) for labeled, batches in COHORTS[0]
+    ]
+    process = build_fedavg(build_model(initial_weights()), sgd(0.2))
+    plain, _ = train(process, [[to_tff(c) for c in COHORTS[0]]])
+    spoiled, metrics = train(process, [[to_tff(c) for c in broken]])
+    for a, b in zip(plain, spoiled, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert metrics["rejected_clients"] == 0.0
+
+
+@pytest.mark.parametrize("strength", [-0.1, float("inf"), None])
+def test_bad_proximal_strength_is_named(strength):
+    with pytest.raises(ValueError, match="^proximal_strength "):
+        FedProxConfig(proximal_strength=strength)
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_every_method_takes_the_same_client_data_and_tail(name):
+    """The promise of the registry: one call, one data format, finite progress, an hparam to set."""
+    config_class = CONFIGS[name]
+    has_augment = "strong_augment" in config_class.__dataclass_fields__
+    config = config_class(**({"strong_augment": None} if has_augment else {}))
+    process = ALGORITHMS[name](
+        build_model(initial_weights()),
+        sgd(0.2),
+        config,
+        server_optimizer=sgd(0.5),
+        client_weighting=tff.learning.ClientWeighting.UNIFORM,
+        model_aggregator=tff.learning.robust_aggregator(),
+        loop_implementation=tff.learning.LoopImplementation.DATASET_REDUCE,
+        diagnose=True,
+    )
+    weights, metrics = train(process, [[to_tff(c, np.zeros) for c in COHORTS[0]]])
+    for before, after in zip(initial_weights(), weights, strict=True):
+        assert np.isfinite(after).all() and np.abs(after - before).max() > 1e-4
+    assert metrics["images_used"] >= 14
+    state = process.initialize()
+    assert process.get_hparams(state)["client_work"]["learning_rate"] == pytest.approx(0.2)
+    assert isinstance(process, tff.learning.templates.LearningProcess)
+    assert state.client_work["round_num"] == 0

@@ -1,0 +1,151 @@
+"""The files of one run; `training` says which there are."""
+
+import contextlib
+import dataclasses
+import json
+import logging
+import math
+import os
+import pathlib
+import shutil
+from collections.abc import Iterator
+from importlib import metadata
+from typing import Any
+
+import pandas as pd
+import tensorflow_federated as tff
+from absl import logging as absl_logging
+
+from tff_fedlabel import tasks
+
+# Fields in which a resumed run may differ from what is on disk: it may go on for longer.
+_MAY_DIFFER = ("rounds",)
+_PACKAGES = ("tff-fedlabel", "tensorflow-federated", "tensorflow", "numpy", "keras-cv")
+
+
+class RunDirectoryError(ValueError):
+    """The output directory cannot take this run: another run lies there, or it is not writable."""
+
+
+class RunDirectory:
+    """Makes or opens a run directory, and writes every file so that no crash leaves half of one.
+
+    Args:
+      path: The directory; it is made if need be.
+      config: The run's choices.
+      resume: Whether a run that lies there may be continued.
+
+    Raises:
+      RunDirectoryError: See there.
+    """
+
+    def __init__(self, path: pathlib.Path, config: tasks.RunConfig, resume: bool):
+        self.path, self.config = path, config
+        wanted = {name: json_number(value) for name, value in dataclasses.asdict(config).items()}
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            if (path / "config.json").exists():
+                self._check_same_run(wanted, resume)
+            elif any(path.iterdir()):
+                raise RunDirectoryError(
+                    f"{path} is not empty and holds no run; choose another --output_dir."
+                )
+            self._write_json(
+                "config.json", {**wanted, "versions": {p: metadata.version(p) for p in _PACKAGES}}
+            )
+        except OSError as error:
+            raise RunDirectoryError(
+                f"cannot write to {path} ({error.strerror}); choose another --output_dir."
+            ) from error
+        for left_over in path.glob("checkpoints/*_temp*"):
+            shutil.rmtree(left_over, ignore_errors=True)
+
+    def _check_same_run(self, wanted, resume):
+        if not resume:
+            raise RunDirectoryError(
+                f"{self.path} already holds a run; pass --resume to continue it or choose another "
+                "--output_dir."
+            )
+        try:
+            there = json.loads((self.path / "config.json").read_text())
+        except ValueError as error:
+            raise RunDirectoryError(f"{self.path}/config.json cannot be read: {error}.") from error
+        differing = [
+            f"{name} is {there.get(name)!r} there and {value!r} here"
+            for name, value in wanted.items()
+            if there.get(name) != value and name not in _MAY_DIFFER
+        ]
+        if differing:
+            raise RunDirectoryError(
+                f"{self.path} holds a run of another configuration ({'; '.join(differing)}); "
+                "choose another --output_dir."
+            )
+
+    def finished_summary(self) -> dict[str, Any] | None:
+        path = self.path / "summary.json"
+        summary = json.loads(path.read_text()) if path.exists() else None
+        is_this_run = summary is not None and summary["rounds"] >= self.config.rounds
+        return summary if is_this_run else None
+
+    def finish(self, summary) -> None:
+        self._write_json("summary.json", summary)
+        self.note(f"finished: test accuracy {summary['test_accuracy']:.4f}")
+
+    def _write_json(self, name: str, content) -> None:
+        temporary = self.path / f"{name}.tmp"
+        temporary.write_text(json.dumps(content, indent=2) + "\n")
+        os.replace(temporary, self.path / name)
+
+    def checkpoints(self) -> tff.program.FileProgramStateManager:
+        return checkpoint_manager(self.path)
+
+    def release_managers(self) -> list[tff.program.ReleaseManager]:
+        return [
+            # WRITE replaces the file in one step; APPEND could leave half a row.
+            tff.program.CSVFileReleaseManager(
+                str(self.path / "metrics.csv"),
+                save_mode=tff.program.CSVSaveMode.WRITE,
+                key_fieldname="round",
+            ),
+            tff.program.TensorBoardReleaseManager(str(self.path / "tensorboard")),
+            tff.program.LoggingReleaseManager(),
+        ]
+
+    def mean_seconds(self) -> float:
+        """Mean of the `seconds` column of metrics.csv, without the first round, which compiles."""
+        seconds = pd.read_csv(self.path / "metrics.csv")["seconds"]
+        return float(seconds[1:].mean() if len(seconds) > 1 else seconds.mean())
+
+    @contextlib.contextmanager
+    def log(self) -> Iterator[None]:
+        """Sends what absl logs to run.log."""
+        handler = logging.FileHandler(self.path / "run.log")
+        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+        logger = absl_logging.get_absl_logger()
+        level, screen = logger.level, absl_logging.get_absl_handler()
+        screen_level = screen.level
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        screen.setLevel(max(screen_level, level))
+        try:
+            yield
+        finally:
+            logger.removeHandler(handler)
+            logger.setLevel(level)
+            screen.setLevel(screen_level)
+            handler.close()
+
+    def note(self, text: str) -> None:
+        absl_logging.info("%s", text)
+
+
+def checkpoint_manager(path: pathlib.Path) -> tff.program.FileProgramStateManager:
+    """The checkpoints of the run directory `path`; the last two are kept."""
+    return tff.program.FileProgramStateManager(
+        str(path / "checkpoints"), prefix="round_", keep_total=2, keep_first=False
+    )
+
+
+def json_number(value):
+    """JSON has no infinity; alpha may be one."""
+    return "inf" if value == math.inf else value
