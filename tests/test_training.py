@@ -1,7 +1,12 @@
 """Whole runs through the command line: what they leave behind, and that nothing can spoil them."""
 
+import contextlib
+import dataclasses
+import fcntl
 import json
+import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -82,7 +87,7 @@ def test_what_a_run_leaves_behind(reference):
     # 3 clients, 2 labelled batches of 8, and what passed of 2 unlabelled ones.
     expected = 48 + np.round(48 * table["kept_fraction"])
     np.testing.assert_allclose(table["images_used"], expected)
-    assert table["test_accuracy"].iloc[-1] == summary["test_accuracy"]
+    assert table["test_accuracy"].iloc[-1] == pytest.approx(summary["test_accuracy"])
     assert list(output_dir.glob("tensorboard/*tfevents*"))
     assert "finished" in (output_dir / "run.log").read_text()
     assert f"{summary['test_accuracy']:.4f}" in out and str(output_dir) in out
@@ -108,7 +113,7 @@ def test_evaluation_agrees_with_numpy(reference):
         index = next(i for i, a in enumerate(arrays) if a is kernel)
         biases[kernel.shape] = arrays[index + 1]
     conv = sorted((s for s in kernels if len(s) == 4), key=lambda s: s[2])
-    dense = sorted((s for s in kernels if len(s) == 2), key=lambda s: -s[0])
+    dense = sorted((s for s in kernels if len(s) == 2), key=lambda s: -s[1])
     test = sources.load("digits", seed=0).test
     x = test.x / 255.0
     for shape in conv:  # 3x3, stride 2; on an even side "same" pads after the image only
@@ -127,8 +132,8 @@ def test_evaluation_agrees_with_numpy(reference):
     assert accuracy == pytest.approx(reported, abs=1e-6)
 
 
-def test_killed_anywhere_and_resumed_ends_in_the_same_weights(reference, tmp_path):
-    """SIGKILL before the first round, while a checkpoint is written, and between two rounds."""
+def test_stopped_anywhere_and_resumed_ends_in_the_same_weights(reference, tmp_path):
+    """SIGKILL before the first round and while a checkpoint is written, SIGINT between rounds."""
     output_dir = tmp_path / "run"
     checkpoints = output_dir / "checkpoints"
 
@@ -136,37 +141,29 @@ def test_killed_anywhere_and_resumed_ends_in_the_same_weights(reference, tmp_pat
         path = output_dir / "metrics.csv"
         return len(path.read_text().splitlines()) - 1 if path.exists() else 0
 
-    moments = [
+    for moment in (
         lambda: (output_dir / "config.json").exists(),
         lambda: any(checkpoints.glob("round_2_temp*")),
-        lambda: rows() >= 4,
-    ]
-    for moment in moments:
+    ):
         process = start(output_dir, "--resume")
         wait_for(moment, process)
         process.send_signal(signal.SIGKILL)
         process.wait()
+
+    process = start(output_dir, "--resume", "--checkpoint_every", "1000")
+    wait_for(lambda: rows() >= 4, process)
+    process.send_signal(signal.SIGINT)
+    _, err = finish(process, code=130)
+    assert "--resume continues the run" in err
+    assert not _children_of(process.pid)
+    done = max(int(p.name[6:]) for p in checkpoints.glob("round_*") if "temp" not in p.name)
+    assert 4 <= done < ROUNDS
+
     finish(start(output_dir, "--resume"))
     for actual, expected in zip(checkpoint(output_dir), checkpoint(reference[0]), strict=True):
         np.testing.assert_array_equal(actual, expected)
     pd.testing.assert_frame_equal(metrics(output_dir), metrics(reference[0]))
     assert not list(checkpoints.glob("*_temp*"))
-
-
-def test_interrupt_writes_a_checkpoint_and_leaves_no_process(reference, tmp_path):
-    output_dir = tmp_path / "run"
-    process = start(output_dir, "--checkpoint_every", "1000")
-    path = output_dir / "metrics.csv"
-    wait_for(lambda: path.exists() and len(path.read_text().splitlines()) >= 3, process)
-    process.send_signal(signal.SIGINT)
-    _, err = finish(process, code=130)
-    assert "--resume continues the run" in err
-    assert not _children_of(process.pid)
-    done = max(int(p.name[6:]) for p in (output_dir / "checkpoints").glob("round_*"))
-    assert 2 <= done < ROUNDS
-    finish(start(output_dir, "--resume"))
-    for actual, expected in zip(checkpoint(output_dir), checkpoint(reference[0]), strict=True):
-        np.testing.assert_array_equal(actual, expected)
 
 
 def _children_of(pid):
@@ -191,49 +188,101 @@ def test_finished_run_returns_at_once(reference):
     assert changed <= {"config.json"}
 
 
-@pytest.mark.parametrize(
-    "flags,words",
-    [
-        ([], "already holds a run"),
-        (["--resume", "--lr", "0.5"], "lr is 0.05 there and 0.5 here"),
-    ],
-)
-def test_another_run_is_refused(reference, flags, words):
-    before = (reference[0] / "config.json").read_text()
-    _, err = finish(start(reference[0], *flags), code=2)
-    assert words in err and len(err.splitlines()) == 1
-    assert (reference[0] / "config.json").read_text() == before
-
-
-def test_damaged_checkpoint_is_named(reference, tmp_path):
-    import shutil
+@pytest.fixture
+def copy(reference, tmp_path):
+    """The reference run without its summary, and its configuration."""
+    from tff_fedlabel import tasks
 
     output_dir = tmp_path / "run"
     shutil.copytree(reference[0], output_dir)
     (output_dir / "summary.json").unlink()
+    choices = dict(zip((name[2:] for name in SMALL[::2]), map(int, SMALL[1::2]), strict=True))
+    return output_dir, tasks.make_config("digits", **choices)
+
+
+def test_two_processes_cannot_share_a_run(copy):
+    from tff_fedlabel import training
+
+    output_dir, config = copy
+    descriptor = os.open(output_dir, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with pytest.raises(training.RunDirectoryError, match="another process"):
+        training.run(config, output_dir, resume=True)
+    os.close(descriptor)
+
+
+def test_another_run_is_refused(copy):
+    from tff_fedlabel import training
+
+    output_dir, config = copy
+    before = (output_dir / "config.json").read_text()
+    with pytest.raises(training.RunDirectoryError, match="already holds a run; pass --resume"):
+        training.run(config, output_dir)
+    other = dataclasses.replace(config, lr=0.5)
+    with pytest.raises(training.RunDirectoryError, match=r"lr is 0\.05 there and 0\.5 here"):
+        training.run(other, output_dir, resume=True)
+    assert (output_dir / "config.json").read_text() == before
+    (output_dir / "config.json").unlink()
+    with pytest.raises(training.RunDirectoryError, match="not empty and holds no run"):
+        training.run(config, output_dir, resume=True)
+
+
+def test_damaged_checkpoint_is_named(copy):
+    from tff_fedlabel import training
+
+    output_dir, config = copy
     for path in (output_dir / "checkpoints" / f"round_{ROUNDS}").rglob("variables.data*"):
         path.write_bytes(path.read_bytes()[:100])
-    _, err = finish(start(output_dir, "--resume"), code=1)
-    assert f"checkpoint {ROUNDS}" in err and len(err.splitlines()) == 1
+    with pytest.raises(training.CheckpointError, match=f"^checkpoint {ROUNDS} .* delete it"):
+        training.run(config, output_dir, resume=True)
+    # As the message says: without it, the one before is good.
+    shutil.rmtree(output_dir / "checkpoints" / f"round_{ROUNDS}")
+    training.run(config, output_dir, resume=True)
+    assert (output_dir / "summary.json").exists()
 
 
-def test_run_that_lost_only_its_summary_is_completed(reference, tmp_path):
-    import shutil
+def test_run_that_lost_only_its_summary_is_completed(copy, reference):
+    from tff_fedlabel import training
 
-    output_dir = tmp_path / "run"
-    shutil.copytree(reference[0], output_dir)
-    (output_dir / "summary.json").unlink()
-    finish(start(output_dir, "--resume"))
+    output_dir, config = copy
+    training.run(config, output_dir, resume=True)
     expected = json.loads((reference[0] / "summary.json").read_text())
     assert json.loads((output_dir / "summary.json").read_text()) == expected
 
 
-def test_longer_run_continues_a_finished_one(reference, tmp_path):
-    import shutil
+def test_longer_run_continues_a_finished_one(copy):
+    from tff_fedlabel import training
 
-    output_dir = tmp_path / "run"
-    shutil.copytree(reference[0], output_dir)
-    finish(start(output_dir, "--resume", "--rounds", str(ROUNDS + 2)))
+    output_dir, config = copy
+    longer = dataclasses.replace(config, rounds=ROUNDS + 2)
+    assert training.run(longer, output_dir, resume=True)["rounds"] == ROUNDS + 2
     table = pd.read_csv(output_dir / "metrics.csv")
     assert list(table["round"]) == list(range(1, ROUNDS + 3))
-    assert json.loads((output_dir / "summary.json").read_text())["rounds"] == ROUNDS + 2
+
+
+def test_worker_that_dies_costs_no_finished_round(copy, monkeypatch):
+    """The round is lost, the ones before are in a checkpoint, the error names the worker."""
+    from tff_fedlabel import runtime, training
+
+    output_dir, config = copy
+    longer = dataclasses.replace(config, rounds=ROUNDS + 5)
+    kept = {}
+    use = runtime.use
+
+    @contextlib.contextmanager
+    def watched(name):
+        with use(name) as handle:
+            kept["processes"] = handle.processes
+            yield handle
+
+    def kill_after_two(done, _):
+        if done == ROUNDS + 2:
+            for pid in kept["processes"]:
+                os.kill(pid, signal.SIGKILL)
+
+    monkeypatch.setattr(training.runtimes, "use", watched)
+    with pytest.raises(runtime.WorkerError):
+        training.run(
+            longer, output_dir, resume=True, checkpoint_every=1000, on_round=kill_after_two
+        )
+    assert (output_dir / "checkpoints" / f"round_{ROUNDS + 2}").exists()

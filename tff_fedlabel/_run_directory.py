@@ -2,6 +2,8 @@
 
 import contextlib
 import dataclasses
+import fcntl
+import functools
 import json
 import logging
 import math
@@ -44,9 +46,10 @@ class RunDirectory:
         wanted = {name: json_number(value) for name, value in dataclasses.asdict(config).items()}
         try:
             path.mkdir(parents=True, exist_ok=True)
+            self._lock()
             if (path / "config.json").exists():
                 self._check_same_run(wanted, resume)
-            elif any(path.iterdir()):
+            elif any(entry.suffix != ".tmp" for entry in path.iterdir()):
                 raise RunDirectoryError(
                     f"{path} is not empty and holds no run; choose another --output_dir."
                 )
@@ -59,6 +62,23 @@ class RunDirectory:
             ) from error
         for left_over in path.glob("checkpoints/*_temp*"):
             shutil.rmtree(left_over, ignore_errors=True)
+        for left_over in path.glob("metrics.csv_temp*"):
+            left_over.unlink(missing_ok=True)
+
+    def _lock(self) -> None:
+        """Keeps a second process out until this one ends or calls `close`."""
+        self._descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._descriptor)
+            raise RunDirectoryError(
+                f"another process is working on the run in {self.path}."
+            ) from None
+
+    def close(self) -> None:
+        """Lets other processes have the directory."""
+        os.close(self._descriptor)
 
     def _check_same_run(self, wanted, resume):
         if not resume:
@@ -99,7 +119,17 @@ class RunDirectory:
     def checkpoints(self) -> tff.program.FileProgramStateManager:
         return checkpoint_manager(self.path)
 
-    def release_managers(self) -> list[tff.program.ReleaseManager]:
+    async def release(self, metrics: dict[str, float], round_num: int) -> None:
+        """Adds the metrics of a round to metrics.csv, TensorBoard and run.log.
+
+        What a resumed run computes again replaces what is there.
+        """
+        absl_logging.set_verbosity(absl_logging.INFO)  # tf.saved_model.save raises it.
+        for manager in self._release_managers:
+            await manager.release(metrics, key=round_num)
+
+    @functools.cached_property
+    def _release_managers(self) -> list[tff.program.ReleaseManager]:
         return [
             # WRITE replaces the file in one step; APPEND could leave half a row.
             tff.program.CSVFileReleaseManager(
@@ -122,20 +152,22 @@ class RunDirectory:
         handler = logging.FileHandler(self.path / "run.log")
         handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
         logger = absl_logging.get_absl_logger()
-        level, screen = logger.level, absl_logging.get_absl_handler()
-        screen_level = screen.level
+        level, propagate = logger.level, logger.propagate
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
-        screen.setLevel(max(screen_level, level))
+        # To the file, not to the screen.
+        logger.propagate = False
         try:
             yield
         finally:
-            logger.removeHandler(handler)
+            logger.propagate = propagate
             logger.setLevel(level)
-            screen.setLevel(screen_level)
+            logger.removeHandler(handler)
             handler.close()
 
     def note(self, text: str) -> None:
+        """Adds a line to run.log."""
+        absl_logging.set_verbosity(absl_logging.INFO)
         absl_logging.info("%s", text)
 
 

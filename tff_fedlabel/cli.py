@@ -100,13 +100,16 @@ def run_command(argv: Sequence[str], define: Callable[[], None], command: Callab
 
 def _explain(error: Exception) -> tuple[str, int]:
     """The line that tells a user what went wrong, and the exit code."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, UsageError):
+        return text, 2
+
     from tff_fedlabel import training
     from tff_fedlabel.datasets import sources
 
-    text = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, training.Interrupted):
         return text, 128 + error.signal_number
-    if isinstance(error, UsageError | training.RunDirectoryError):
+    if isinstance(error, training.RunDirectoryError):
         return text, 2
     known = (
         training.CheckpointError,
@@ -143,6 +146,9 @@ def _help(program: str, define: Callable[[], None]) -> str:
 
 
 def _train() -> int:
+    if FLAGS.resume and not FLAGS.output_dir:
+        raise UsageError("--resume needs --output_dir, the run to continue")
+
     from tff_fedlabel import runtime, tasks, training
 
     choices = {name: getattr(FLAGS, name) for name in _RUN_FLAGS}
@@ -154,8 +160,6 @@ def _train() -> int:
         tasks.check_count("checkpoint_every", FLAGS.checkpoint_every)
     except ValueError as error:
         raise UsageError(str(error)) from error
-    if FLAGS.resume and not FLAGS.output_dir:
-        raise UsageError("--resume needs --output_dir, the run to continue")
     output_dir = FLAGS.output_dir or _new_directory(config)
     with _progress(config.rounds) as on_round:
         summary = training.run(

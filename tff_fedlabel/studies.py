@@ -42,7 +42,8 @@ class Study:
       arms: Name -> arm.
       alphas: Heterogeneities at which every arm is trained.
       rounds: Rounds of each run.
-      lrs: Learning rates that are tried.
+      lrs: Learning rates that are tried; more follow, by factors of 2, while the best is the
+        smallest or the largest.
       search_rounds: Rounds of each trial.
       search_alpha: Heterogeneity of the trials.
       choices: Fields of `tasks.RunConfig` that all arms share.
@@ -141,23 +142,28 @@ def run(
         )
         return summary
 
-    chosen = {}
-    for name, arm in study.arms.items():
-        trials = {
-            lr: train(
-                f"search-{name}-lr{lr:g}",
-                arm,
-                lr=lr,
-                rounds=study.search_rounds,
-                alpha=study.search_alpha,
-                eval_every=study.search_rounds,
-            )["validation_accuracy"]
-            for lr in study.lrs
-        }
-        chosen[name] = max(trials, key=trials.get)
+    def search(name: str, arm: Arm) -> float:
+        """The learning rate of the best validation accuracy, not at the edge of what was tried."""
+        trials: dict[float, float] = {}
+        wanted = list(study.lrs)
+        while wanted:
+            for lr in wanted:
+                trials[lr] = train(
+                    f"search-{name}-lr{lr:g}",
+                    arm,
+                    lr=lr,
+                    rounds=study.search_rounds,
+                    alpha=study.search_alpha,
+                    eval_every=study.search_rounds,
+                )["validation_accuracy"]
+            best = max(trials, key=trials.get)
+            wanted = {max(trials): [2 * best], min(trials): [best / 2]}.get(best, [])
         (root / f"search-{name}.json").write_text(
-            json.dumps({f"{lr:g}": accuracy for lr, accuracy in trials.items()}, indent=2) + "\n"
+            json.dumps({f"{lr:g}": trials[lr] for lr in sorted(trials)}, indent=2) + "\n"
         )
+        return best
+
+    chosen = {name: search(name, arm) for name, arm in study.arms.items()}
     rows = []
     for alpha in study.alphas:
         for name, arm in study.arms.items():

@@ -96,10 +96,10 @@ def run(
       datasets.sources.DataNotFoundError, datasets.sources.CorruptDataError: See there.
     """
     directory = RunDirectory(pathlib.Path(output_dir), config, resume)
-    finished = directory.finished_summary()
-    if finished is not None:
-        return finished
-    with directory.log(), _Interrupt() as interrupt:
+    with contextlib.closing(directory), directory.log(), _Interrupt() as interrupt:
+        finished = directory.finished_summary()
+        if finished is not None:
+            return finished
         with interrupt.allowed():
             experiment = tasks.build(config, data_dir)
         with runtimes.use(runtime):
@@ -108,7 +108,7 @@ def run(
 
 def _train(experiment, directory, runtime, checkpoint_every, on_round, interrupt):
     config, process = experiment.config, experiment.process
-    checkpoints, releases = directory.checkpoints(), directory.release_managers()
+    checkpoints = directory.checkpoints()
     state, done = _load_latest(checkpoints, process.initialize())
     saved = done if done else None
     verb = "resumed" if done else "started"
@@ -139,8 +139,7 @@ def _train(experiment, directory, runtime, checkpoint_every, on_round, interrupt
         evaluated = done % config.eval_every == 0 or done == config.rounds
         metrics.update(_evaluations(experiment, state) if evaluated else _NOT_EVALUATED)
         # Metrics first: what a checkpoint says is done has its row in metrics.csv.
-        for release in releases:
-            _wait(release.release(metrics, key=done))
+        _wait(directory.release(metrics, done))
         if done % checkpoint_every == 0 or done == config.rounds:
             save()
         if on_round is not None:
