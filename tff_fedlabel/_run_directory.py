@@ -43,26 +43,34 @@ class RunDirectory:
 
     def __init__(self, path: pathlib.Path, config: tasks.RunConfig, resume: bool):
         self.path, self.config = path, config
-        wanted = {name: json_number(value) for name, value in dataclasses.asdict(config).items()}
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._lock()
-            if (path / "config.json").exists():
-                self._check_same_run(wanted, resume)
-            elif any(entry.suffix != ".tmp" for entry in path.iterdir()):
-                raise RunDirectoryError(
-                    f"{path} is not empty and holds no run; choose another --output_dir."
-                )
-            self._write_json(
-                "config.json", {**wanted, "versions": {p: metadata.version(p) for p in _PACKAGES}}
-            )
+            try:
+                self._claim(resume)
+            except BaseException:
+                self.close()
+                raise
         except OSError as error:
             raise RunDirectoryError(
                 f"cannot write to {path} ({error.strerror}); choose another --output_dir."
             ) from error
-        for left_over in path.glob("checkpoints/*_temp*"):
+
+    def _claim(self, resume: bool) -> None:
+        """Makes sure that the directory is this run's, and clears what a crash left half done."""
+        config = dataclasses.asdict(self.config)
+        wanted = {name: json_number(value) for name, value in config.items()}
+        if (self.path / "config.json").exists():
+            self._check_same_run(wanted, resume)
+        elif any(entry.suffix != ".tmp" for entry in self.path.iterdir()):
+            raise RunDirectoryError(
+                f"{self.path} is not empty and holds no run; choose another --output_dir."
+            )
+        versions = {package: metadata.version(package) for package in _PACKAGES}
+        self._write_json("config.json", {**wanted, "versions": versions})
+        for left_over in self.path.glob("checkpoints/*_temp*"):
             shutil.rmtree(left_over, ignore_errors=True)
-        for left_over in path.glob("metrics.csv_temp*"):
+        for left_over in self.path.glob("metrics.csv_temp*"):
             left_over.unlink(missing_ok=True)
 
     def _lock(self) -> None:

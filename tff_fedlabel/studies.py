@@ -24,7 +24,7 @@ class Arm:
       algorithm: Name in `algorithms.ALGORITHMS`.
       accounting: What makes arms comparable; only arms with the same one may be compared.
       label: What the table calls the arm.
-      choices: Fields of `tasks.RunConfig`.
+      choices: Fields of `tasks.RunConfig`; with an `lr` among them nothing is searched.
     """
 
     algorithm: str
@@ -144,6 +144,8 @@ def run(
 
     def search(name: str, arm: Arm) -> float:
         """The learning rate of the best validation accuracy, not at the edge of what was tried."""
+        if "lr" in arm.choices:
+            return arm.choices["lr"]
         trials: dict[float, float] = {}
         wanted = list(study.lrs)
         while wanted:
@@ -211,13 +213,17 @@ def write_results(name: str, table: pd.DataFrame, output_dir: str, results_dir: 
     study, root, results = STUDIES[name], pathlib.Path(output_dir), pathlib.Path(results_dir)
     results.mkdir(parents=True, exist_ok=True)
     table.to_csv(results / f"{name}.csv", index=False, float_format="%.4f")
-    search = {
+    searches = {
         arm.label: json.loads((root / f"search-{arm_name}.json").read_text())
         for arm_name, arm in study.arms.items()
+        if "lr" not in arm.choices
     }
-    pd.DataFrame(search).T.rename_axis("validation accuracy at lr").to_csv(
-        results / f"{name}_search.csv", float_format="%.4f"
-    )
+    if searches:
+        frame = pd.DataFrame(searches).T
+        frame = frame[sorted(frame.columns, key=float)]
+        frame.rename_axis("validation accuracy at lr").to_csv(
+            results / f"{name}_search.csv", float_format="%.4f"
+        )
     evaluated = []
     for alpha, arm, metrics in curves(study, output_dir):
         rows = metrics[metrics["test_accuracy"].notna()]

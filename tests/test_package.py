@@ -1,0 +1,39 @@
+"""Importing the package: names, silence, and what it says in a wrong environment."""
+
+import subprocess
+import sys
+
+
+def python(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
+
+
+def test_import_is_quick_silent_and_complete():
+    result = python(
+        "import sys, tff_fedlabel\n"
+        "assert 'tensorflow' not in sys.modules\n"
+        "tff_fedlabel.runtime, tff_fedlabel.pseudo_labels, tff_fedlabel.datasets\n"
+        "assert tff_fedlabel.algorithms.ALGORITHMS['fedlabel'] is tff_fedlabel.build_fedlabel\n"
+        "assert set(tff_fedlabel.models.MODELS) == {'cnn', 'resnet18', 'resnet34', 'resnet50'}\n"
+        "assert 'FedLabelConfig' in dir(tff_fedlabel)\n"
+        "tff_fedlabel.augmentation._keras_cv_layers()\n"
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "" and result.stderr == ""
+
+
+def test_wrong_tff_is_refused_with_the_remedy():
+    result = python(
+        "from importlib import metadata\n"
+        "real = metadata.version\n"
+        "metadata.version = lambda p: '0.1.0' if p == 'tensorflow-federated' else real(p)\n"
+        "import tff_fedlabel\n"
+    )
+    last = result.stderr.strip().splitlines()[-1]
+    assert last.startswith("ImportError: tff_fedlabel needs tensorflow-federated 0.87.0")
+    assert "0.1.0" in last and "requirements.txt" in last
+
+
+def test_unknown_attribute():
+    result = python("import tff_fedlabel; tff_fedlabel.nothing")
+    assert "has no attribute 'nothing'" in result.stderr

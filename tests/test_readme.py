@@ -1,0 +1,28 @@
+"""The example in the README runs as it stands, on small data."""
+
+import pathlib
+import re
+
+import numpy as np
+import pytest
+
+README = pathlib.Path(__file__).resolve().parents[1] / "README.md"
+
+
+@pytest.mark.usefixtures("local_runtime")
+def test_pipeline_example_runs(capsys):
+    (code,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    assert len(code.splitlines()) < 50
+    code = code.replace("range(20)", "range(2)").replace("_steps=10", "_steps=1")
+    rng = np.random.default_rng(0)
+    names = {
+        "x": rng.integers(0, 256, (60, 12, 12, 1)).astype(np.uint8),
+        "y": rng.integers(0, 10, 60),
+        "client_ids": np.repeat(["ann", "bob", "cy", "dee", "eve", "fay"], 10),
+        "labeled": np.tile([True, False], 30),
+    }
+    exec(compile(code, str(README), "exec"), names)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["0", "1"]
+    assert all("kept_fraction" in line for line in lines)
+    assert [w.shape for w in names["weights"].trainable][-1] == (10,)
