@@ -7,7 +7,7 @@ import tensorflow_federated as tff
 from linear_model import build_model, initial_weights, random_client, to_tff
 from numpy_reference import CLASSES, Reference
 
-from tff_fedlabel.algorithms import FedLabelConfig, build_fedlabel
+from tff_fedlabel.algorithms import FedAvgConfig, FedLabelConfig, build_fedlabel
 
 TOLERANCE = 2e-5
 sgd = tff.learning.optimizers.build_sgdm
@@ -182,6 +182,20 @@ def test_client_with_nan_update_counts_for_nothing():
     assert np.isfinite(metrics["labeled_loss"])
 
 
+def test_client_whose_weighted_update_overflows_counts_for_nothing():
+    """Its update is finite, but r_k times it is not: added up it would void everybody's."""
+    huge = random_client(11, 8, 0)
+    for x, _ in huge[0]:
+        x *= 1e38
+    weights = initial_weights()
+    actual, metrics = run(build(weights), [[huge, *COHORT]])
+    expected, used = Reference().round([np.float64(np.float32(w)) for w in weights], COHORT)
+    for a, e in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(a, e, atol=TOLERANCE, rtol=0)
+    assert metrics["rejected_clients"] == 1.0
+    assert metrics["images_used"] == sum(used)
+
+
 def test_cohort_of_only_nan_clients_changes_nothing():
     broken = random_client(11)
     broken[0][0][0][0, 0, 0, 0] = np.inf
@@ -323,7 +337,58 @@ def test_wrong_arguments_are_named():
         build_fedlabel(lambda: None, sgd(0.1), config)
     with pytest.raises(ValueError, match="^client_optimizer must be"):
         build_fedlabel(model, tf.keras.optimizers.SGD(), config)
+    with pytest.raises(ValueError, match="^config must be a FedLabelConfig"):
+        build_fedlabel(model, sgd(0.1), FedAvgConfig())
+    with pytest.raises(ValueError, match="^loop_implementation must be"):
+        build_fedlabel(model, sgd(0.1), config, loop_implementation="iterator")
     with pytest.raises(ValueError, match="^model_aggregator must be"):
         build_fedlabel(
             model, sgd(0.1), config, model_aggregator=tff.aggregators.UnweightedMeanFactory()
         )
+
+
+def flat_model(dtype):
+    """Flat features, an input_spec that is a pair, logits of `dtype`."""
+    kernel, bias = (w.astype(dtype.as_numpy_dtype) for w in initial_weights())
+
+    @tf.function
+    def predict(model_weights, x, training=True):
+        del training
+        kernel, bias = model_weights[0]
+        return tf.cast(x, dtype) @ kernel + bias
+
+    def loss(output, label, sample_weight=None):
+        del sample_weight
+        return tf.reduce_mean(
+            tf.nn.sparse_softmax_cross_entropy_with_logits(labels=label, logits=output)
+        )
+
+    return tff.learning.models.FunctionalModel(
+        initial_weights=((kernel, bias), ()),
+        predict_on_batch_fn=predict,
+        loss_fn=loss,
+        input_spec=(tf.TensorSpec([None, 4], tf.float32), tf.TensorSpec([None], tf.int32)),
+    )
+
+
+def flat_data(client):
+    return tf.nest.map_structure(
+        lambda d: d.map(lambda e: {**e, "x": tf.reshape(e["x"], [-1, 4])}), to_tff(client)
+    )
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.float64])
+def test_flat_inputs_other_dtypes_and_an_augmentation_of_ones_own(dtype):
+    process = build_fedlabel(flat_model(dtype), sgd(0.3), FedLabelConfig(strong_augment=negative))
+    state = process.initialize()
+    output = process.next(state, [flat_data(c) for c in COHORT])
+    weights = [np.float64(w.astype(dtype.as_numpy_dtype)) for w in initial_weights()]
+    expected, _ = Reference(augment=negative).round(weights, COHORT)
+    actual = process.get_model_weights(output.state).trainable
+    for a, e in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(a, e, atol=TOLERANCE, rtol=0)
+
+
+def test_randaugment_is_refused_for_inputs_that_are_no_images():
+    with pytest.raises(ValueError, match="strong_augment needs images"):
+        build_fedlabel(flat_model(tf.float32), sgd(0.3))

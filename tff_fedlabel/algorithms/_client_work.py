@@ -14,6 +14,10 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_fedlabel import augmentation
+
+_OUR_AUGMENTATIONS = (augmentation.RandAugment, augmentation.WeakAugment)
+
 
 class ClientOutput(NamedTuple):
     """What a client computed.
@@ -62,6 +66,7 @@ def build_learning_process(
     model_distributor: tff.learning.templates.DistributionProcess | None = None,
     model_aggregator: tff.aggregators.WeightedAggregationFactory | None = None,
     metrics_aggregator: Callable[..., Any] | None = None,
+    loop_implementation: tff.learning.LoopImplementation,
     diagnose: bool = False,
 ) -> tff.learning.templates.LearningProcess:
     """Composes distributor, client work, aggregator and finalizer into a learning process.
@@ -75,7 +80,7 @@ def build_learning_process(
     (`ClientWeighting.NUM_EXAMPLES`) or, with `UNIFORM`, with 1 if its r_k is not 0. An update that
     holds a NaN or an infinity is set to zero, its r_k with it, and `rejected_clients` counts it.
     Where the r_k of a cohort sum to 0, the global weights, the server optimizer and the aggregator
-    stay as they were.
+    stay as they were (and the finalizer's `update_non_finite` reads 1).
 
     Args:
       model: The model to train; its output is logits `[batch, num_classes]`.
@@ -84,8 +89,11 @@ def build_learning_process(
       server_optimizer: Applies the aggregated update; SGD with learning rate 1 by default.
       client_weighting: How updates are weighted.
       model_distributor: As in `tff.learning.algorithms.build_weighted_fed_avg`.
-      model_aggregator: Any weighted factory of `tff.aggregators`; by default the weighted mean.
+      model_aggregator: Any weighted factory of `tff.aggregators`; by default the weighted mean. An
+        unweighted one made weighted by `tff.aggregators.as_weighted_aggregator` ignores weights,
+        so clients that count for nothing still count in its denominator.
       metrics_aggregator: As in TFF; `tff.learning.metrics.sum_then_finalize` by default.
+      loop_implementation: Checked here, used by `client_update`.
       diagnose: Whether unlabelled elements carry their hidden label y (metrics only).
 
     Returns:
@@ -95,6 +103,11 @@ def build_learning_process(
       ValueError: An argument is not of the kind named above.
     """
     _check_arguments(model, client_optimizer, server_optimizer, client_weighting, model_aggregator)
+    if not isinstance(loop_implementation, tff.learning.LoopImplementation):
+        raise ValueError(
+            "loop_implementation must be a tff.learning.LoopImplementation, got "
+            f"{loop_implementation!r}."
+        )
     initial_weights_fn = _initial_weights(model)
     weights_type = initial_weights_fn.type_signature.result
     if model_distributor is None:
@@ -158,7 +171,7 @@ def _check_arguments(
         raise ValueError(
             "model_aggregator must be a tff.aggregators.WeightedAggregationFactory, got "
             f"{type(model_aggregator).__name__}; tff.aggregators.as_weighted_aggregator turns an "
-            "unweighted factory into one."
+            "unweighted factory into one (which then weighs all clients alike)."
         )
 
 
@@ -168,6 +181,12 @@ def input_specs(model: tff.learning.models.FunctionalModel) -> tuple[tf.TensorSp
     if isinstance(spec, collections.abc.Mapping):
         return spec["x"], spec["y"]
     return tuple(spec)
+
+
+def check_config(config, config_class: type) -> None:
+    """Raises `ValueError` unless `config` is the method's own."""
+    if not isinstance(config, config_class):
+        raise ValueError(f"config must be a {config_class.__name__}, got {config!r}.")
 
 
 def check_seed(seed) -> None:
@@ -183,16 +202,18 @@ def check_images(model, augment, name: str) -> tf.TensorSpec:
     x_spec, _ = input_specs(model)
     if augment is None:
         return x_spec
-    is_image = isinstance(x_spec, tf.TensorSpec) and x_spec.shape.rank == 4
-    if not is_image or x_spec.shape[-1] not in (1, 3):
+    if not isinstance(x_spec, tf.TensorSpec) or not (
+        x_spec.dtype == tf.uint8 or x_spec.dtype.is_floating
+    ):
+        raise ValueError(
+            f"{name} needs uint8 images or float images in [0, 1] but the model takes {x_spec}. "
+            f"Set {name}=None for other inputs."
+        )
+    is_image = x_spec.shape.rank == 4 and x_spec.shape[-1] in (1, 3)
+    if isinstance(augment, _OUR_AUGMENTATIONS) and not is_image:
         raise ValueError(
             f"{name} needs images [batch, height, width, 1 or 3] but the model takes "
-            f"{getattr(x_spec, 'shape', x_spec)}. Set {name}=None for other inputs."
-        )
-    if x_spec.dtype not in (tf.uint8, tf.float32):
-        raise ValueError(
-            f"{name} needs uint8 images or float32 images in [0, 1] but the model takes "
-            f"{x_spec.dtype.name}. Set {name}=None for other inputs."
+            f"{x_spec.shape}. Set {name}=None, or to a function of yours, for other inputs."
         )
     return x_spec
 
@@ -246,7 +267,11 @@ def _build_client_work(
                 hparams=state["optimizer"],
             )
         )
-        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(d)) for d in output.delta])
+        # Also when weighted: what overflows in the sum would spoil the others' share of it.
+        finite = tf.math.is_finite(output.num_images)
+        for delta in output.delta:
+            weighted = delta * tf.cast(output.num_images, delta.dtype)
+            finite &= tf.reduce_all(tf.math.is_finite(delta) & tf.math.is_finite(weighted))
 
         def if_finite(value):
             return tf.where(finite, value, tf.zeros_like(value))

@@ -44,8 +44,8 @@ class FedLabelConfig:
       threshold: beta in [0, 1]; a pseudo-label is kept if its probability is strictly greater.
       consistency_weight: lambda_0 >= 0 of eq. loc-glob2.
       selection: "adaptive" (the method), "local" or "global" (the paper's Table 1).
-      strong_augment: psi of eq. ce, a callable `(images, *, seed, round_num) -> images` on float32
-        `[batch, height, width, channels]` in [0, 1]; None for the identity. The default is the
+      strong_augment: psi of eq. ce, a callable `(images, *, seed, round_num) -> images` on what
+        the model takes, as float32 (images in [0, 1]); None for the identity. The default is the
         paper's sentence, 10 operations at magnitude 1; `RandAugment.single()` is the other
         reading of its "(1, 10)", 1 operation at magnitude 10.
       pseudo_label_view: Which view the experts see: "original" (eq. pseul0) or "augmented".
@@ -140,6 +140,7 @@ def build_fedlabel(
       ValueError: An argument is of the wrong kind, or `strong_augment` cannot work on the model's
         inputs.
     """
+    _client_work.check_config(config, FedLabelConfig)
     x_spec = _client_work.check_images(model, config.strong_augment, "strong_augment")
 
     def to_student_view(images, round_num):
@@ -150,6 +151,10 @@ def build_fedlabel(
             augmentation.to_float(images), seed=config.seed, round_num=round_num
         )
         return augmentation.from_float(augmented, x_spec.dtype)
+
+    def logits_of(client, weights, images, training):
+        logits = model.predict_on_batch((weights, client.non_trainable), images, training=training)
+        return tf.cast(logits, tf.float32)
 
     def unlabeled_gradients(client, local_weights):
         """The gradient of F_U (eq. unsuploss) for `_local_sgd.run`."""
@@ -162,10 +167,8 @@ def build_fedlabel(
                 view = to_student_view(images, client.round_num)
             # The two experts are frozen: no tape records them.
             chosen = pseudo_labels.select(
-                model.predict_on_batch(
-                    (client.weights, client.non_trainable), view, training=False
-                ),
-                model.predict_on_batch((local_weights, client.non_trainable), view, training=False),
+                logits_of(client, client.weights, view, training=False),
+                logits_of(client, local_weights, view, training=False),
                 confidence=config.confidence,
                 confidence_input=config.confidence_input,
                 threshold=config.threshold,
@@ -183,9 +186,7 @@ def build_fedlabel(
                 if config.consistency_weight > 0 and config.consistency_view == "original":
                     # Both views of the student go through the network in one pass.
                     views = tf.concat([views, originals], axis=0)
-                logits = model.predict_on_batch(
-                    (weights, client.non_trainable), views, training=True
-                )
+                logits = logits_of(client, weights, views, training=True)
                 losses = tf.nn.sparse_softmax_cross_entropy_with_logits(
                     tf.gather(chosen.labels, rows), logits[: tf.size(rows)]
                 )
@@ -287,5 +288,6 @@ def build_fedlabel(
         model_distributor=model_distributor,
         model_aggregator=model_aggregator,
         metrics_aggregator=metrics_aggregator,
+        loop_implementation=loop_implementation,
         diagnose=diagnose,
     )

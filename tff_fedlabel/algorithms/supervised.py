@@ -9,6 +9,7 @@ labelled, the upper bound. Unlabelled images are never read.
 
 import collections
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow_federated as tff
@@ -56,7 +57,16 @@ def build_fedavg(
     model: tff.learning.models.FunctionalModel,
     client_optimizer: tff.learning.optimizers.Optimizer,
     config: FedAvgConfig = FedAvgConfig(),  # noqa: B008 (frozen)
-    **keywords: Any,
+    *,
+    server_optimizer: tff.learning.optimizers.Optimizer | None = None,
+    client_weighting: tff.learning.ClientWeighting = tff.learning.ClientWeighting.NUM_EXAMPLES,
+    model_distributor: tff.learning.templates.DistributionProcess | None = None,
+    model_aggregator: tff.aggregators.WeightedAggregationFactory | None = None,
+    metrics_aggregator: Callable[..., Any] | None = None,
+    loop_implementation: tff.learning.LoopImplementation = (
+        tff.learning.LoopImplementation.DATASET_ITERATOR
+    ),
+    diagnose: bool = False,
 ) -> tff.learning.templates.LearningProcess:
     """Builds FedAvg on the labelled batches.
 
@@ -64,7 +74,8 @@ def build_fedavg(
       model: As in `build_fedlabel`.
       client_optimizer: The optimizer of the local steps.
       config: FedAvg has no parameters of its own.
-      **keywords: The keyword tail of `build_fedlabel`.
+      server_optimizer, client_weighting, model_distributor, model_aggregator, metrics_aggregator,
+      loop_implementation, diagnose: As in `build_fedlabel`.
 
     Returns:
       A `tff.learning.templates.LearningProcess` on the client data of `build_fedlabel`; r_k is the
@@ -74,15 +85,35 @@ def build_fedavg(
     Raises:
       ValueError: An argument is of the wrong kind.
     """
-    del config
-    return _build_supervised(model, client_optimizer, 0.0, **keywords)
+    _client_work.check_config(config, FedAvgConfig)
+    return _build_supervised(
+        model,
+        client_optimizer,
+        0.0,
+        server_optimizer=server_optimizer,
+        client_weighting=client_weighting,
+        model_distributor=model_distributor,
+        model_aggregator=model_aggregator,
+        metrics_aggregator=metrics_aggregator,
+        loop_implementation=loop_implementation,
+        diagnose=diagnose,
+    )
 
 
 def build_fedprox(
     model: tff.learning.models.FunctionalModel,
     client_optimizer: tff.learning.optimizers.Optimizer,
     config: FedProxConfig = FedProxConfig(),  # noqa: B008 (frozen)
-    **keywords: Any,
+    *,
+    server_optimizer: tff.learning.optimizers.Optimizer | None = None,
+    client_weighting: tff.learning.ClientWeighting = tff.learning.ClientWeighting.NUM_EXAMPLES,
+    model_distributor: tff.learning.templates.DistributionProcess | None = None,
+    model_aggregator: tff.aggregators.WeightedAggregationFactory | None = None,
+    metrics_aggregator: Callable[..., Any] | None = None,
+    loop_implementation: tff.learning.LoopImplementation = (
+        tff.learning.LoopImplementation.DATASET_ITERATOR
+    ),
+    diagnose: bool = False,
 ) -> tff.learning.templates.LearningProcess:
     """Builds FedProx on the labelled batches; see `build_fedavg`.
 
@@ -90,7 +121,8 @@ def build_fedprox(
       model: As in `build_fedlabel`.
       client_optimizer: The optimizer of the local steps.
       config: The proximal strength mu.
-      **keywords: The keyword tail of `build_fedlabel`.
+      server_optimizer, client_weighting, model_distributor, model_aggregator, metrics_aggregator,
+      loop_implementation, diagnose: As in `build_fedlabel`.
 
     Returns:
       A `tff.learning.templates.LearningProcess` with the metrics of `build_fedavg`.
@@ -98,18 +130,23 @@ def build_fedprox(
     Raises:
       ValueError: An argument is of the wrong kind.
     """
-    return _build_supervised(model, client_optimizer, config.proximal_strength, **keywords)
+    _client_work.check_config(config, FedProxConfig)
+    return _build_supervised(
+        model,
+        client_optimizer,
+        config.proximal_strength,
+        server_optimizer=server_optimizer,
+        client_weighting=client_weighting,
+        model_distributor=model_distributor,
+        model_aggregator=model_aggregator,
+        metrics_aggregator=metrics_aggregator,
+        loop_implementation=loop_implementation,
+        diagnose=diagnose,
+    )
 
 
 def _build_supervised(
-    model,
-    client_optimizer,
-    proximal_strength: float,
-    *,
-    loop_implementation: tff.learning.LoopImplementation = (
-        tff.learning.LoopImplementation.DATASET_ITERATOR
-    ),
-    **keywords: Any,
+    model, client_optimizer, proximal_strength: float, *, loop_implementation, **tail
 ):
     def client_update(client: _client_work.ClientInput) -> _client_work.ClientOutput:
         weights, supervised = _local_sgd.run(
@@ -132,4 +169,6 @@ def _build_supervised(
             ),
         )
 
-    return _client_work.build_learning_process(model, client_optimizer, client_update, **keywords)
+    return _client_work.build_learning_process(
+        model, client_optimizer, client_update, loop_implementation=loop_implementation, **tail
+    )
