@@ -55,6 +55,11 @@ def test_values_that_make_no_run(flags, words, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_flag_file_that_is_not_text(tmp_path):
+    (tmp_path / "bad.flags").write_bytes(b"--task=\xff\xfe")
+    check_usage_error(command("--flagfile", "bad.flags", cwd=tmp_path), "not text")
+
+
 def test_help_can_be_read(tmp_path):
     result = command("--helpshort", cwd=tmp_path)
     assert result.returncode == 0

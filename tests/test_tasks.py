@@ -75,6 +75,12 @@ def test_wrong_choice_names_the_field(field, value):
         tasks.make_config("digits", **{field: value})
 
 
+def test_parameters_of_another_method_are_refused():
+    for name, value in (("threshold", 0.9), ("proximal_strength", 0.1), ("selection", "local")):
+        with pytest.raises(ValueError, match=f"^{name} is no parameter of the algorithm fedavg"):
+            tasks.make_config("digits", "fedavg", **{name: value})
+
+
 def test_unknown_names_get_the_nearest():
     with pytest.raises(ValueError, match="did you mean cifar10"):
         tasks.make_config("cifar1O")

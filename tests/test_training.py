@@ -26,9 +26,9 @@ SMALL = [
 ]
 
 
-def start(output_dir, *flags):
+def start(output_dir, *flags, small=SMALL):
     return subprocess.Popen(
-        [sys.executable, str(SCRIPT), *SMALL, "--output_dir", str(output_dir), *flags],
+        [sys.executable, str(SCRIPT), *small, "--output_dir", str(output_dir), *flags],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -154,12 +154,13 @@ def test_stopped_anywhere_and_resumed_ends_in_the_same_weights(reference, tmp_pa
     wait_for(lambda: rows() >= 4, process)
     process.send_signal(signal.SIGINT)
     _, err = finish(process, code=130)
-    assert "--resume continues the run" in err
+    assert f"--resume --output_dir {output_dir} continues the run" in err
     assert not _children_of(process.pid)
     done = max(int(p.name[6:]) for p in checkpoints.glob("round_*") if "temp" not in p.name)
     assert 4 <= done < ROUNDS
 
-    finish(start(output_dir, "--resume"))
+    # What is not said again is as it was.
+    finish(start(output_dir, "--resume", small=()))
     for actual, expected in zip(checkpoint(output_dir), checkpoint(reference[0]), strict=True):
         np.testing.assert_array_equal(actual, expected)
     pd.testing.assert_frame_equal(metrics(output_dir), metrics(reference[0]))
@@ -258,6 +259,31 @@ def test_longer_run_continues_a_finished_one(copy):
     assert training.run(longer, output_dir, resume=True)["rounds"] == ROUNDS + 2
     table = pd.read_csv(output_dir / "metrics.csv")
     assert list(table["round"]) == list(range(1, ROUNDS + 3))
+
+
+def test_a_goal_below_what_is_done_is_refused(copy):
+    from tff_fedlabel import training
+
+    output_dir, config = copy
+    before = (output_dir / "config.json").read_text()
+    with pytest.raises(training.RunDirectoryError, match=f"has done {ROUNDS} rounds"):
+        training.run(dataclasses.replace(config, rounds=2), output_dir, resume=True)
+    assert (output_dir / "config.json").read_text() == before
+    assert not (output_dir / "summary.json").exists()
+
+
+@pytest.mark.parametrize(
+    "choices,words",
+    [({"num_clients": 5000}, "num_clients"), ({"split": "official"}, "no published test set")],
+)
+def test_choices_that_do_not_fit_the_data_leave_nothing_behind(tmp_path, choices, words):
+    from tff_fedlabel import tasks, training
+
+    output_dir = tmp_path / "run"
+    for _ in range(2):  # A second try meets no lock and no remains.
+        with pytest.raises(training.ConfigError, match=words):
+            training.run(tasks.make_config("digits", **choices), output_dir)
+        assert not output_dir.exists()
 
 
 def test_worker_that_dies_costs_no_finished_round(copy, monkeypatch):

@@ -30,7 +30,6 @@ _FROM_ALGORITHMS = (
 )
 
 __all__ = [*_FROM_ALGORITHMS, *_SUBMODULES]
-__version__ = metadata.version("tff-fedlabel")
 
 
 def _check_environment() -> None:
@@ -61,6 +60,7 @@ def __dir__() -> list[str]:
 
 
 _check_environment()
+__version__ = metadata.version("tff-fedlabel")
 # TensorFlow reports CUDA libraries that it registers twice as errors, on every machine. Its C++
 # log stays silent unless the user has said otherwise; failures reach Python as exceptions.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from importlib import metadata
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import tensorflow_federated as tff
 from absl import logging as absl_logging
@@ -60,14 +61,17 @@ class RunDirectory:
         """Makes sure that the directory is this run's, and clears what a crash left half done."""
         config = dataclasses.asdict(self.config)
         wanted = {name: json_number(value) for name, value in config.items()}
+        self._is_new = False
         if (self.path / "config.json").exists():
             self._check_same_run(wanted, resume)
         elif any(entry.suffix != ".tmp" for entry in self.path.iterdir()):
             raise RunDirectoryError(
                 f"{self.path} is not empty and holds no run; choose another --output_dir."
             )
-        versions = {package: metadata.version(package) for package in _PACKAGES}
-        self._write_json("config.json", {**wanted, "versions": versions})
+        else:
+            versions = {package: metadata.version(package) for package in _PACKAGES}
+            self._write_json("config.json", {**wanted, "versions": versions})
+            self._is_new = True
         for left_over in self.path.glob("checkpoints/*_temp*"):
             shutil.rmtree(left_over, ignore_errors=True)
         for left_over in self.path.glob("metrics.csv_temp*"):
@@ -88,20 +92,36 @@ class RunDirectory:
         """Lets other processes have the directory."""
         os.close(self._descriptor)
 
+    def discard_if_new(self) -> None:
+        """Takes back what `__init__` made, where no run came of it."""
+        if self._is_new:
+            for name in ("config.json", "run.log"):
+                (self.path / name).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self.path.rmdir()
+
+    def check_rounds(self, done: int) -> None:
+        """Raises `RunDirectoryError` if the run is past what is asked for; notes a longer goal."""
+        if done > self.config.rounds:
+            raise RunDirectoryError(
+                f"the run in {self.path} has done {done} rounds, more than the "
+                f"{self.config.rounds} asked for."
+            )
+        config = json.loads((self.path / "config.json").read_text())
+        if config["rounds"] != self.config.rounds:
+            self._write_json("config.json", {**config, "rounds": self.config.rounds})
+
     def _check_same_run(self, wanted, resume):
         if not resume:
             raise RunDirectoryError(
                 f"{self.path} already holds a run; pass --resume to continue it or choose another "
                 "--output_dir."
             )
-        try:
-            there = json.loads((self.path / "config.json").read_text())
-        except ValueError as error:
-            raise RunDirectoryError(f"{self.path}/config.json cannot be read: {error}.") from error
+        there = stored_choices(self.path)
         differing = [
             f"{name} is {there.get(name)!r} there and {value!r} here"
             for name, value in wanted.items()
-            if there.get(name) != value and name not in _MAY_DIFFER
+            if json_number(there.get(name)) != value and name not in _MAY_DIFFER
         ]
         if differing:
             raise RunDirectoryError(
@@ -121,7 +141,12 @@ class RunDirectory:
 
     def _write_json(self, name: str, content) -> None:
         temporary = self.path / f"{name}.tmp"
-        temporary.write_text(json.dumps(content, indent=2) + "\n")
+        # JSON has no NaN either: a loss that is none becomes null.
+        finite = {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in content.items()
+        }
+        temporary.write_text(json.dumps(finite, indent=2) + "\n")
         os.replace(temporary, self.path / name)
 
     def checkpoints(self) -> tff.program.FileProgramStateManager:
@@ -179,6 +204,22 @@ class RunDirectory:
         absl_logging.info("%s", text)
 
 
+def stored_choices(path: str | os.PathLike) -> dict[str, Any]:
+    """The choices of the run in the directory `path`; empty if there is none.
+
+    Raises:
+      RunDirectoryError: config.json cannot be read.
+    """
+    try:
+        choices = json.loads((pathlib.Path(path) / "config.json").read_text())
+        choices.pop("versions", None)
+    except FileNotFoundError:
+        return {}
+    except (ValueError, OSError, AttributeError) as error:
+        raise RunDirectoryError(f"{path}/config.json cannot be read: {error}.") from error
+    return {name: math.inf if value == "inf" else value for name, value in choices.items()}
+
+
 def checkpoint_manager(path: pathlib.Path) -> tff.program.FileProgramStateManager:
     """The checkpoints of the run directory `path`; the last two are kept."""
     return tff.program.FileProgramStateManager(
@@ -187,5 +228,6 @@ def checkpoint_manager(path: pathlib.Path) -> tff.program.FileProgramStateManage
 
 
 def json_number(value):
-    """JSON has no infinity; alpha may be one."""
+    """`value` as JSON can hold it: NumPy numbers as Python's, infinity (of alpha) as "inf"."""
+    value = value.item() if isinstance(value, np.generic) else value
     return "inf" if value == math.inf else value

@@ -84,14 +84,17 @@ def run_command(argv: Sequence[str], define: Callable[[], None], command: Callab
         rest = FLAGS(list(argv))
         if len(rest) > 1:
             return _complain(f"unexpected argument {rest[1]!r}; flags start with --", 2)
+    except UnicodeError:
+        return _complain("--flagfile names a file that is not text", 2)
     except flags.Error as error:
-        return _complain(f"{error} (--helpshort lists the flags)", 2)
+        text = str(error).removeprefix("ERROR:: ")
+        return _complain(f"{text} (--helpshort lists the flags)", 2)
     if FLAGS.verbose:
         os.environ["TF_CPP_MIN_LOG_LEVEL"] = "0"
     try:
         return command()
     except KeyboardInterrupt:
-        return _complain("interrupted before a round was run", 130)
+        return _complain("interrupted", 130)
     except Exception as error:  # noqa: BLE001 (a user gets one line, whatever happened)
         if FLAGS.verbose:
             traceback.print_exc()
@@ -109,7 +112,7 @@ def _explain(error: Exception) -> tuple[str, int]:
 
     if isinstance(error, training.Interrupted):
         return text, 128 + error.signal_number
-    if isinstance(error, training.RunDirectoryError):
+    if isinstance(error, training.RunDirectoryError | training.ConfigError):
         return text, 2
     known = (
         training.CheckpointError,
@@ -154,8 +157,14 @@ def _train() -> int:
     choices = {name: getattr(FLAGS, name) for name in _RUN_FLAGS}
     for name in ("tau", "tau_unlabeled"):
         choices[name] = _steps(name, choices[name])
+    choices = {name: value for name, value in choices.items() if value is not None}
+    for name in ("task", "algorithm"):
+        if FLAGS[name].present:
+            choices[name] = getattr(FLAGS, name)
+    if FLAGS.resume:  # What is not said again is as it was.
+        choices = {**training.stored_choices(FLAGS.output_dir), **choices}
     try:
-        config = tasks.make_config(FLAGS.task, FLAGS.algorithm, **choices)
+        config = tasks.make_config(**{"task": FLAGS.task, "algorithm": FLAGS.algorithm, **choices})
         tasks.check_name("runtime", FLAGS.runtime, runtime.RUNTIMES)
         tasks.check_count("checkpoint_every", FLAGS.checkpoint_every)
     except ValueError as error:
@@ -188,7 +197,7 @@ def _steps(name: str, value: str | None) -> int | str | None:
 
 def _new_directory(config) -> str:
     now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    return os.path.join("runs", f"{config.task}-{config.algorithm}-{now}")
+    return os.path.join("runs", f"{config.task}-{config.algorithm}-{now}-{os.getpid()}")
 
 
 @contextlib.contextmanager
@@ -235,11 +244,15 @@ def _print_summary(summary: dict[str, Any], output_dir: str) -> None:
         "algorithm": summary["algorithm"],
         "model": summary["model"],
         "rounds": summary["rounds"],
-        "test accuracy": f"{summary['test_accuracy']:.4f}",
-        "test loss": f"{summary['test_loss']:.4f}",
-        "validation accuracy": f"{summary['validation_accuracy']:.4f}",
+        "test accuracy": _four_digits(summary["test_accuracy"]),
+        "test loss": _four_digits(summary["test_loss"]),
+        "validation accuracy": _four_digits(summary["validation_accuracy"]),
         "seconds per round": f"{summary['seconds_per_round']:.2f}",
         "run directory": output_dir,
     }
     for name, value in rows.items():
         print(f"{name:<20} {value}")
+
+
+def _four_digits(value: float | None) -> str:
+    return "none" if value is None else f"{value:.4f}"

@@ -121,7 +121,7 @@ def run(
 
     Returns:
       Columns accounting, arm, alpha, lr, test_accuracy, test_loss, validation_accuracy,
-      labeled_steps, seconds_per_round.
+      seconds_per_round.
     """
     root = pathlib.Path(output_dir)
 

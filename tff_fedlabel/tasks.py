@@ -23,6 +23,14 @@ STRONG_AUGMENTS = {
     "none": None,
 }
 EPOCH = "epoch"
+# Fields of `RunConfig` that belong to the method; not every method has every one.
+_METHOD_FIELDS = (
+    "threshold",
+    "consistency_weight",
+    "confidence",
+    "selection",
+    "proximal_strength",
+)
 _SAMPLING = 1  # Sets the stream of client sampling apart from others of the same seed.
 
 
@@ -204,6 +212,10 @@ class RunConfig:
         for name in ("lr", "server_lr"):
             _check_between(name, getattr(self, name), 0.0, 1e3, open_low=True)
         _check_between("server_momentum", self.server_momentum, 0.0, 1.0)
+        known = {field.name for field in dataclasses.fields(algorithms.CONFIGS[self.algorithm])}
+        for name in _METHOD_FIELDS:
+            if getattr(self, name) is not None and name not in known:
+                raise ValueError(f"{name} is no parameter of the algorithm {self.algorithm}.")
         self.algorithm_config()  # The method's own parameters check themselves.
 
     def algorithm_config(self) -> Any:

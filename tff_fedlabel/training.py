@@ -28,24 +28,27 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_fedlabel import models, tasks
 from tff_fedlabel import runtime as runtimes
-from tff_fedlabel import tasks
 from tff_fedlabel._run_directory import (
     RunDirectory,
     RunDirectoryError,
     checkpoint_manager,
     json_number,
+    stored_choices,
 )
-from tff_fedlabel.datasets import federated
+from tff_fedlabel.datasets import federated, sources
 
 __all__ = [
     "CheckpointError",
+    "ConfigError",
     "Interrupted",
     "RunDirectoryError",
     "evaluate",
     "final_weights",
     "run",
     "runtime_errors",
+    "stored_choices",
 ]
 
 _EVALUATION_BATCH = 500
@@ -55,12 +58,19 @@ class CheckpointError(RuntimeError):
     """A checkpoint cannot be read."""
 
 
-class Interrupted(Exception):
-    """The run was asked to stop; its last completed round is on disk."""
+class ConfigError(ValueError):
+    """The choices of the run do not go with the data, or with each other."""
 
-    def __init__(self, rounds_done: int, signal_number: int):
-        super().__init__(f"stopped after round {rounds_done}; --resume continues the run.")
-        self.rounds_done = rounds_done
+
+class Interrupted(Exception):
+    """The run was asked to stop; every completed round is on disk.
+
+    Attributes:
+      signal_number: The signal that asked.
+    """
+
+    def __init__(self, when: str, output_dir: os.PathLike, signal_number: int):
+        super().__init__(f"stopped {when}; --resume --output_dir {output_dir} continues the run.")
         self.signal_number = signal_number
 
 
@@ -91,25 +101,42 @@ def run(
 
     Raises:
       RunDirectoryError: See there.
+      ConfigError: The choices do not go with the data.
       CheckpointError: The newest checkpoint is damaged.
       Interrupted: SIGINT or SIGTERM arrived.
       datasets.sources.DataNotFoundError, datasets.sources.CorruptDataError: See there.
     """
+    tasks.check_name("runtime", runtime, runtimes.RUNTIMES)
+    tasks.check_count("checkpoint_every", checkpoint_every)
     directory = RunDirectory(pathlib.Path(output_dir), config, resume)
     with contextlib.closing(directory), directory.log(), _Interrupt() as interrupt:
         finished = directory.finished_summary()
         if finished is not None:
             return finished
-        with interrupt.allowed():
-            experiment = tasks.build(config, data_dir)
+        experiment = _build(config, data_dir, directory, interrupt)
         with runtimes.use(runtime):
             return _train(experiment, directory, runtime, checkpoint_every, on_round, interrupt)
+
+
+def _build(config, data_dir, directory, interrupt) -> tasks.Experiment:
+    try:
+        with interrupt.allowed():
+            return tasks.build(config, data_dir)
+    except KeyboardInterrupt:
+        raise Interrupted("before a round", directory.path, interrupt.signal_number) from None
+    except Exception as error:
+        directory.discard_if_new()
+        named = (sources.CorruptDataError, federated.ClientDataError, models.BatchNormError)
+        if isinstance(error, ValueError) and not isinstance(error, named):
+            raise ConfigError(str(error)) from error
+        raise
 
 
 def _train(experiment, directory, runtime, checkpoint_every, on_round, interrupt):
     config, process = experiment.config, experiment.process
     checkpoints = directory.checkpoints()
-    state, done = _load_latest(checkpoints, process.initialize())
+    state, done = _load_latest(checkpoints, process.initialize(), directory.path)
+    directory.check_rounds(done)
     saved = done if done else None
     verb = "resumed" if done else "started"
     directory.note(f"{verb} at round {done} of {config.rounds}, runtime {runtime}")
@@ -129,7 +156,9 @@ def _train(experiment, directory, runtime, checkpoint_every, on_round, interrupt
         except KeyboardInterrupt:
             save()
             directory.note(f"stopped after round {done}")
-            raise Interrupted(done, interrupt.signal_number) from None
+            raise Interrupted(
+                f"after round {done}", directory.path, interrupt.signal_number
+            ) from None
         except Exception as error:
             save()
             directory.note(f"failed after round {done}: {error}")
@@ -176,7 +205,7 @@ def final_weights(output_dir: str | os.PathLike, process) -> tff.learning.models
       CheckpointError: There is no checkpoint, or it is damaged.
     """
     manager = checkpoint_manager(pathlib.Path(output_dir))
-    state, done = _load_latest(manager, process.initialize())
+    state, done = _load_latest(manager, process.initialize(), output_dir)
     if not done:
         raise CheckpointError(f"{output_dir} holds no checkpoint.")
     return process.get_model_weights(state)
@@ -234,15 +263,15 @@ def _round_metrics(metrics, seconds: float) -> dict[str, float]:
     return {**values, "seconds": seconds}
 
 
-def _load_latest(manager, initial_state):
+def _load_latest(manager, initial_state, directory):
     """The newest saved (state, rounds done), or the initial state and 0."""
     try:
         saved, version = _wait(manager.load_latest((initial_state, 0)))
     except Exception as error:
         version = max(_wait(manager.get_versions()) or [0])
         raise CheckpointError(
-            f"checkpoint {version} in {manager._root_dir} cannot be read; delete it to resume from "
-            "the one before."
+            f"checkpoint {version} in {directory} cannot be read ({type(error).__name__}); if it "
+            "is damaged, delete it to resume from the one before."
         ) from error
     if saved is None:
         return initial_state, 0
