@@ -99,6 +99,66 @@ STUDIES = {
         search_alpha=1.0,
         choices={"labeled_fraction": 0.05},
     ),
+    "digits": Study(
+        task="digits",
+        arms={
+            "fedlabel": Arm("fedlabel", "5 + 5 steps", "FedLabel, 20% labels", {}),
+            "fedavg": Arm("fedavg", "5 + 5 steps", "FedAvg, 20% labels, 10 steps", {"tau": 10}),
+        },
+        alphas=(1.0,),
+        rounds=60,
+        lrs=(0.02, 0.05, 0.1, 0.2),
+        search_rounds=60,
+        search_alpha=1.0,
+    ),
+    # Why FedLabel gains what it gains: the same work divided evenly over the two phases, so that
+    # the local model has taken more than one step; and a threshold that keeps fewer images.
+    "fashion_mnist_why": Study(
+        task="fashion_mnist",
+        arms={
+            "fedlabel_even": Arm(
+                "fedlabel",
+                _EQUAL_WORK,
+                "FedLabel, 9 + 9 steps",
+                {"tau": 9, "tau_unlabeled": 9, "lr": 0.1},
+            ),
+            "fedlabel_beta": Arm(
+                "fedlabel",
+                f"{_ONE_PASS}, {_EQUAL_WORK}",
+                "FedLabel, beta .95",
+                {"tau": "epoch", "tau_unlabeled": "epoch", "threshold": 0.95, "lr": 0.2},
+            ),
+        },
+        alphas=(1.0,),
+        rounds=150,
+        lrs=(),
+        search_rounds=0,
+        search_alpha=1.0,
+        choices={"labeled_fraction": 0.05},
+    ),
+    # 480 images a client: 96 labelled (3 batches of 32) and 384 unlabelled (12 batches).
+    # Learning rates as found for Fashion-MNIST.
+    "cifar10": Study(
+        task="cifar10",
+        arms={
+            name: dataclasses.replace(arm, choices={**arm.choices, "lr": lr})
+            for (name, arm), lr in zip(
+                _label_arms("20%", equal_steps=15).items(), (0.4, 0.2, 0.4, 0.1), strict=True
+            )
+        },
+        alphas=(1.0,),
+        rounds=100,
+        lrs=(),
+        search_rounds=0,
+        search_alpha=1.0,
+        choices={
+            "labeled_fraction": 0.2,
+            "model": "cnn",
+            "width": 16,
+            "strong_augment": "single",
+            "eval_every": 5,
+        },
+    ),
 }
 
 
