@@ -10,47 +10,47 @@ import statistics
 import sys
 import time
 
-import numpy as np
-from absl import app, flags
+from absl import flags
 
-from tff_fedlabel import augmentation  # before TensorFlow, which it keeps quiet
+from tff_fedlabel import cli
 
-# isort: split
-import keras_cv
-import tensorflow as tf
-
-_ALTERNATIONS = flags.DEFINE_integer("alternations", 9, "Times each is timed; >= 5.", 5)
-_CALLS = flags.DEFINE_integer("calls", 5, "Calls in one timing.", 1)
+FLAGS = flags.FLAGS
 
 
-def _ours(augment):
-    return lambda images: augment(images, seed=0, round_num=0)
-
-
-def _keras_cv(augment):
-    return keras_cv.layers.RandAugment(
-        value_range=(0, 1),
-        augmentations_per_image=augment.num_ops,
-        magnitude=augment.magnitude / augmentation.MAX_MAGNITUDE,
-    )
+def define_flags() -> None:
+    flags.DEFINE_integer("alternations", 9, "times each is timed", lower_bound=5)
+    flags.DEFINE_integer("calls", 5, "calls in one timing", lower_bound=1)
+    flags.DEFINE_bool("verbose", False, "show TensorFlow's log and the traceback of a failure")
 
 
 def _milliseconds(function, images):
     start = time.perf_counter()
-    for _ in range(_CALLS.value):
+    for _ in range(FLAGS.calls):
         function(images)
-    return (time.perf_counter() - start) * 1000 / _CALLS.value
+    return (time.perf_counter() - start) * 1000 / FLAGS.calls
 
 
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        _exit(f"unexpected argument {argv[1]!r}")
+def benchmark() -> int:
+    import keras_cv
+    import numpy as np
+    import tensorflow as tf
+
+    from tff_fedlabel import augmentation
+
+    def ours(augment):
+        return lambda images: augment(images, seed=0, round_num=0)
+
+    def theirs_of(augment):
+        return keras_cv.layers.RandAugment(
+            value_range=(0, 1),
+            augmentations_per_image=augment.num_ops,
+            magnitude=augment.magnitude / augmentation.MAX_MAGNITUDE,
+        )
+
     print(f"{'operations':>10} {'batch':>6} {'here, ms':>9} {'keras-cv, ms':>13} {'ratio':>6}")
     spec = [tf.TensorSpec([None, 32, 32, 3], tf.float32)]
     for augment in (augmentation.RandAugment.single(), augmentation.RandAugment()):
-        functions = [
-            tf.function(make(augment), input_signature=spec) for make in (_ours, _keras_cv)
-        ]
+        functions = [tf.function(make(augment), input_signature=spec) for make in (ours, theirs_of)]
         for batch in (64, 256):
             pixels = np.random.default_rng(0).integers(0, 256, (batch, 32, 32, 3), dtype=np.uint8)
             images = augmentation.to_float(pixels)
@@ -59,7 +59,7 @@ def main(argv: list[str]) -> None:
             # In turn, so that whatever else the machine does falls on both.
             timings = [
                 [_milliseconds(function, images) for function in functions]
-                for _ in range(_ALTERNATIONS.value)
+                for _ in range(FLAGS.alternations)
             ]
             here, theirs = (statistics.median(column) for column in zip(*timings, strict=True))
             print(
@@ -67,19 +67,8 @@ def main(argv: list[str]) -> None:
                 f"{theirs / here:>6.1f}",
                 flush=True,
             )
-
-
-def _parse(argv: list[str]) -> list[str]:
-    try:
-        return flags.FLAGS(argv)
-    except flags.Error as error:
-        _exit(error)
-
-
-def _exit(error) -> None:
-    print(f"benchmark_augmentation: {error}", file=sys.stderr)
-    sys.exit(2)
+    return 0
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=_parse)
+    sys.exit(cli.run_command(sys.argv, define_flags, benchmark))

@@ -26,10 +26,8 @@ def define_flags() -> None:
 def compare() -> int:
     from tff_fedlabel import studies, tasks
 
-    try:
+    with cli.wrong_values_are_usage():
         tasks.check_name("study", FLAGS.study, studies.STUDIES)
-    except ValueError as error:
-        raise cli.UsageError(str(error)) from error
     if not FLAGS.output_dir:
         raise cli.UsageError("--output_dir is required")
     study = studies.STUDIES[FLAGS.study]

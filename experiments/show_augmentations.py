@@ -6,21 +6,28 @@ python experiments/show_augmentations.py --dataset cifar10 --data_dir ~/data --m
 import os
 import sys
 
-from absl import app, flags
-from matplotlib import figure
+from absl import flags
 
-from tff_fedlabel import augmentation
-from tff_fedlabel.datasets import sources
+from tff_fedlabel import cli
 
-_DATASET = flags.DEFINE_string("dataset", "digits", f"One of {', '.join(sources.NAMES)}.")
-_DATA_DIR = flags.DEFINE_string("data_dir", None, "Where the data lies or is downloaded to.")
-_MAGNITUDE = flags.DEFINE_float("magnitude", 10.0, "RandAugment's magnitude, 0 to 30.")
-_NUM_IMAGES = flags.DEFINE_integer("num_images", 4, "Number of images; each gets two rows.")
-_OUTPUT = flags.DEFINE_string("output", "runs/augmentations.png", "The PNG to write.")
+FLAGS = flags.FLAGS
+
+
+def define_flags() -> None:
+    flags.DEFINE_string("dataset", "digits", "one of the data sets of tff_fedlabel.datasets")
+    flags.DEFINE_string("data_dir", None, "where the data lies, or is downloaded to")
+    flags.DEFINE_float("magnitude", 10.0, "RandAugment's magnitude, 0 to 30")
+    flags.DEFINE_integer("num_images", 4, "number of images; each gets two rows", lower_bound=1)
+    flags.DEFINE_string("output", "runs/augmentations.png", "the PNG to write")
+    flags.DEFINE_bool("verbose", False, "show TensorFlow's log and the traceback of a failure")
 
 
 def _draw(images, magnitude):
     """A figure of uint8 images [n, h, w, c]: each operation with sign + above sign -."""
+    from matplotlib import figure
+
+    from tff_fedlabel import augmentation
+
     signs = (1, -1)
     grid = figure.Figure(figsize=(len(augmentation.OPERATIONS), 2.1 * len(images)))
     axes = grid.subplots(2 * len(images), len(augmentation.OPERATIONS), squeeze=False)
@@ -38,32 +45,17 @@ def _draw(images, magnitude):
     return grid
 
 
-def main(argv: list[str]) -> None:
-    try:
-        if len(argv) > 1:
-            raise ValueError(f"unexpected argument {argv[1]!r}")
-        if _NUM_IMAGES.value < 1:
-            raise ValueError(f"--num_images must be at least 1, got {_NUM_IMAGES.value}")
-        test = sources.load(_DATASET.value, _DATA_DIR.value).test
-        grid = _draw(test.x[: _NUM_IMAGES.value], _MAGNITUDE.value)
-        os.makedirs(os.path.dirname(_OUTPUT.value) or ".", exist_ok=True)
-        grid.savefig(_OUTPUT.value, dpi=120, format="png")
-    except (ValueError, OSError, sources.DataNotFoundError, sources.CorruptDataError) as error:
-        _exit(error)
-    print(f"picture: {_OUTPUT.value}")
+def show() -> int:
+    from tff_fedlabel.datasets import sources
 
-
-def _parse(argv: list[str]) -> list[str]:
-    try:
-        return flags.FLAGS(argv)
-    except flags.Error as error:
-        _exit(error)
-
-
-def _exit(error: Exception) -> None:
-    print(f"show_augmentations: {error}", file=sys.stderr)
-    sys.exit(2)
+    with cli.wrong_values_are_usage():
+        test = sources.load(FLAGS.dataset, FLAGS.data_dir).test
+        grid = _draw(test.x[: FLAGS.num_images], FLAGS.magnitude)
+    os.makedirs(os.path.dirname(FLAGS.output) or ".", exist_ok=True)
+    grid.savefig(FLAGS.output, dpi=120, format="png")
+    print(f"picture: {FLAGS.output}")
+    return 0
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=_parse)
+    sys.exit(cli.run_command(sys.argv, define_flags, show))

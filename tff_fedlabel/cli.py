@@ -129,6 +129,19 @@ class UsageError(ValueError):
     """What the user asked for makes no sense; exit code 2."""
 
 
+@contextlib.contextmanager
+def wrong_values_are_usage() -> Iterator[None]:
+    """Inside, a `ValueError` that is not about damaged data means wrong usage: exit code 2."""
+    try:
+        yield
+    except ValueError as error:
+        from tff_fedlabel.datasets import sources
+
+        if isinstance(error, UsageError | sources.CorruptDataError):
+            raise
+        raise UsageError(str(error)) from error
+
+
 def _complain(text: str, code: int) -> int:
     print(f"{os.path.basename(sys.argv[0]) or 'tff_fedlabel'}: {text}", file=sys.stderr)
     return code
@@ -163,12 +176,10 @@ def _train() -> int:
             choices[name] = getattr(FLAGS, name)
     if FLAGS.resume:  # What is not said again is as it was.
         choices = {**training.stored_choices(FLAGS.output_dir), **choices}
-    try:
+    with wrong_values_are_usage():
         config = tasks.make_config(**{"task": FLAGS.task, "algorithm": FLAGS.algorithm, **choices})
         tasks.check_name("runtime", FLAGS.runtime, runtime.RUNTIMES)
         tasks.check_count("checkpoint_every", FLAGS.checkpoint_every)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
     output_dir = FLAGS.output_dir or _new_directory(config)
     with _progress(config.rounds) as on_round:
         summary = training.run(
