@@ -100,10 +100,15 @@ def test_every_algorithm_has_a_configuration():
     assert set(algorithms.SUPERVISED) < set(algorithms.ALGORITHMS)
 
 
-def test_every_task_has_a_flag_file():
+def test_every_task_has_a_flag_file_that_says_what_the_task_does():
     assert {path.stem for path in FLAGFILES.glob("*.flags")} == set(tasks.TASKS)
     for path in FLAGFILES.glob("*.flags"):
-        assert f"--task={path.stem}" in path.read_text().splitlines()
+        said = dict(line[2:].split("=") for line in path.read_text().splitlines())
+        assert said.pop("task") == path.stem
+        assert len(said) >= 12
+        for name, value in said.items():
+            wanted = getattr(tasks.TASKS[path.stem], name)
+            assert type(wanted)(value) == wanted, (path.stem, name)
 
 
 @pytest.fixture(scope="module")
