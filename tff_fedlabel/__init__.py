@@ -3,6 +3,7 @@
 Submodules load on first use: importing this package costs nothing and says nothing.
 """
 
+import atexit
 import importlib
 import os
 import sys
@@ -53,6 +54,12 @@ def __getattr__(name: str):
     if name in _FROM_ALGORITHMS:
         return getattr(importlib.import_module("tff_fedlabel.algorithms"), name)
     raise AttributeError(f"module 'tff_fedlabel' has no attribute {name!r}")
+
+
+@atexit.register
+def _end_tffs_own_context() -> None:
+    if "tensorflow_federated" in sys.modules:
+        importlib.import_module("tff_fedlabel.runtime.local").drop_default_context()
 
 
 def __dir__() -> list[str]:

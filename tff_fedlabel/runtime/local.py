@@ -537,8 +537,10 @@ class _NoContext(tff.framework.SyncContext):
         raise RuntimeError("Python is ending: no computation can be run any more")
 
 
-@atexit.register
-def _drop_default_context() -> None:
-    # Importing TFF installs its own local context, whose clean-up fails with a traceback, and
-    # leaves its worker running, when it is left to the very end of Python.
+def drop_default_context() -> None:
+    """Ends TFF's own local context; the package calls it when Python ends.
+
+    Importing TFF installs that context. Left to the very end of Python its clean-up fails with a
+    traceback and leaves its worker running.
+    """
     tff.framework.set_default_context(_NoContext())
