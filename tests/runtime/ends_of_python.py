@@ -45,14 +45,15 @@ def state_and_session(pid):
         return "gone", None
 
 
-def observe(end, child, pipe):
+def observe(end, child, pipe, go):
     with os.fdopen(pipe, "rb", buffering=0) as output:
         first = output.readline().decode()
-        assert first.startswith("worker "), first + output.read().decode()
+        assert first.startswith("worker "), first
         session = state_and_session(int(first.split()[1]))[1]
         everyone = [int(name) for name in os.listdir("/proc") if name.isdigit()]
         left = [pid for pid in everyone if state_and_session(pid)[1] == session]
         assert len(left) == 3, end
+        os.write(go, b"counted")
         if end in SIGNALS:
             time.sleep(0.5)
             # A terminal's Ctrl-C goes to the whole group.
@@ -76,7 +77,7 @@ def tell(handle):
     print("worker", *handle.processes, count(5), flush=True)
 
 
-def end_early(end):
+def end_early(end, going):
     with runtime.use("local") as handle:
         if end == "child_ends":
             child = os.fork()
@@ -86,6 +87,7 @@ def end_early(end):
         elif end == "forked" and os.fork() == 0:
             time.sleep(600)
         tell(handle)
+        os.read(going, 1)  # until the worker's processes have been counted
         if end == "child_ends":
             print(count(9), flush=True)
         else:
@@ -112,6 +114,7 @@ def main(report):
     seen = {}
     for end in (*SIGNALS, "child_ends"):
         reading, writing = os.pipe()
+        going, go = os.pipe()
         child = os.fork()
         if child == 0:
             os.setsid()
@@ -120,7 +123,7 @@ def main(report):
             os.close(reading)
             os.close(writing)
             try:
-                end_early(end)
+                end_early(end, going)
             except (KeyboardInterrupt, SystemExit):
                 pass
             except BaseException:
@@ -129,10 +132,12 @@ def main(report):
                 os._exit(0)
         os.close(writing)
         try:
-            seen[end] = observe(end, child, reading)
+            seen[end] = observe(end, child, reading, go)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child, signal.SIGKILL)  # the grandchild of "forked", or after a failure
+            os.close(going)
+            os.close(go)
     with open(report, "w") as file:
         json.dump(seen, file)
     end_regularly()
