@@ -62,7 +62,7 @@ def measure() -> int:
 
     with tempfile.TemporaryDirectory() as directory:
         config = tasks.make_config("digits", rounds=FLAGS.rounds)
-        training.run(config, directory, resume=True, on_round=on_round)
+        training.run(config, directory, resume=True, runtime="local", on_round=on_round)
     table = pd.DataFrame(rows)
     print(table.to_string(index=False, float_format="%.1f"))
     if FLAGS.output:

@@ -1,5 +1,7 @@
 """Fixtures shared by all tests."""
 
+import sys
+
 import pytest
 
 # Its exit hook also ends the context that TFF makes on import.
@@ -13,3 +15,22 @@ def local_runtime():
 
     with runtime.use("local") as handle:
         yield handle
+
+
+@pytest.fixture
+def main(monkeypatch):
+    """The command line without a process of its own: `main("--rounds", "3")` -> exit code."""
+    from absl import flags
+
+    from tff_fedlabel import cli
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["run_tff.py", *arguments])
+        before = set(flags.FLAGS)
+        try:
+            return cli.main(sys.argv)
+        finally:
+            for name in set(flags.FLAGS) - before:
+                delattr(flags.FLAGS, name)
+
+    return run

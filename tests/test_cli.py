@@ -1,10 +1,13 @@
-"""Wrong usage: one line, exit code 2, before anything heavy is loaded or written."""
+"""Wrong usage and failures: one line, the right exit code, nothing written."""
 
+import json
 import pathlib
 import subprocess
 import sys
 
 import pytest
+
+from tff_fedlabel import runtime, training
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / "experiments" / "run_tff.py"
@@ -20,12 +23,11 @@ def command(*flags, cwd=None):
     )
 
 
-def check_usage_error(result, *words):
-    assert result.returncode == 2, result.stderr
-    assert len(result.stderr.splitlines()) == 1, result.stderr
-    assert not result.stdout
+def check_one_line(out, err, *words):
+    assert len(err.splitlines()) == 1, err
+    assert not out
     for word in words:
-        assert word in result.stderr
+        assert word in err
 
 
 @pytest.mark.parametrize(
@@ -35,10 +37,15 @@ def check_usage_error(result, *words):
         (["--rounds", "many"], ["rounds", "many"]),
         (["digits"], ["digits", "--"]),
         (["--flagfile", "/nowhere.flags"], ["/nowhere.flags"]),
+        (["--resume"], ["--output_dir"]),
+        (["--runtime", "local", "--deterministic"], ["--deterministic", "--runtime device"]),
     ],
 )
-def test_flags_that_do_not_parse(flags, words, tmp_path):
-    check_usage_error(command(*flags, cwd=tmp_path), *words)
+def test_flags_that_do_not_parse_or_go_together(flags, words, tmp_path):
+    """As a user sees it, and before anything heavy is loaded."""
+    result = command(*flags, cwd=tmp_path)
+    assert result.returncode == 2, result.stderr
+    check_one_line(result.stdout, result.stderr, *words)
     assert not list(tmp_path.iterdir())
 
 
@@ -47,17 +54,98 @@ def test_flags_that_do_not_parse(flags, words, tmp_path):
     [
         (["--task", "cifar"], ["cifar10"]),
         (["--output_dir", "/proc/nothing/here"], ["/proc/nothing/here"]),
-        (["--resume"], ["--output_dir"]),
+        (["--runtime", "locale"], ["did you mean local"]),
+        (["--runtime", "locale", "--require_gpu"], ["--require_gpu needs --runtime device"]),
+        (["--runtime", "local", "--max_concurrent_clients", "2"], ["device, not local"]),
+        (["--runtime", "local", "--workers", "a:1"], ["--workers needs --runtime workers"]),
+        (["--workers", "a:1"], ["--workers needs --runtime workers, not auto"]),
+        (["--runtime", "workers"], ["needs --workers host:port"]),
+        (["--runtime", "workers", "--workers", "a:1", "--require_gpu"], ["--runtime device"]),
+        (["--require_gpu", "--workers", "a:1"], ["--workers needs", "not device"]),
+        (["--max_concurrent_clients", "0"], ["max_concurrent_clients is 0"]),
+        (["--max_concurrent_clients", "few"], ["max_concurrent_clients", "few"]),
+        (["--runtime", "workers", "--workers", "nowhere"], ["nowhere"]),
+        (["--runtime", "workers", "--workers="], ["address"]),
     ],
 )
-def test_values_that_make_no_run(flags, words, tmp_path):
-    check_usage_error(command(*flags, cwd=tmp_path), *words)
+def test_values_that_make_no_run(flags, words, tmp_path, monkeypatch, main, capfd):
+    monkeypatch.chdir(tmp_path)
+    assert main(*flags) == 2
+    check_one_line(*capfd.readouterr(), *words)
     assert not list(tmp_path.iterdir())
 
 
-def test_flag_file_that_is_not_text(tmp_path):
+@pytest.fixture
+def calls(monkeypatch):
+    """The calls of `training.run`, which does nothing."""
+    found = []
+
+    def run(config, output_dir, **options):
+        found.append((options["runtime"], options["runtime_options"]))
+        raise training.CheckpointError("enough")
+
+    monkeypatch.setattr(training, "run", run)
+    return found
+
+
+@pytest.mark.parametrize(
+    "flags,stored,called",
+    [
+        ([], None, ("auto", {})),
+        (["--runtime", "local"], None, ("local", {})),
+        (["--runtime", "device"], None, ("device", {})),
+        (["--deterministic"], None, ("device", {"deterministic": True})),
+        (
+            ["--require_gpu", "--max_concurrent_clients", "3"],
+            None,
+            ("device", {"require_gpu": True, "max_concurrent_clients": 3}),
+        ),
+        (
+            ["--runtime", "workers", "--workers", "a:1,b:2"],
+            None,
+            ("workers", {"addresses": ["a:1", "b:2"]}),
+        ),
+        ([], {"runtime": "local"}, ("local", {})),
+        (["--runtime", "device"], {"runtime": "local"}, ("device", {})),
+        (["--deterministic"], {"runtime": "local"}, ("device", {"deterministic": True})),
+        (["--nodeterministic"], {"runtime": "device"}, ("device", {"deterministic": False})),
+        # The addresses are as they were, or new ones.
+        ([], {"runtime": "workers"}, ("workers", {})),
+        (["--workers", "c:3"], {"runtime": "workers"}, ("workers", {"addresses": ["c:3"]})),
+    ],
+)
+def test_runtime_flags_reach_the_run(flags, stored, called, tmp_path, main, calls):
+    if stored:
+        content = {"task": "digits", "runtimes": [{"from_round": 0, **stored}]}
+        (tmp_path / "config.json").write_text(json.dumps(content))
+        flags = [*flags, "--resume"]
+    assert main("--output_dir", str(tmp_path), *flags) == 1
+    assert calls == [called]
+
+
+def test_what_auto_means(monkeypatch):
+    assert runtime.choose() == "device"
+    monkeypatch.setitem(runtime.RUNTIMES, "device", "tff_fedlabel.runtime.not_here")
+    assert runtime.choose() == "local"
+
+
+ERRORS = [name for name in runtime.__all__ if name.endswith("Error")]
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_runtime_that_fails_is_told_in_one_line(name, main, capfd, monkeypatch):
+    def run(*_, **__):
+        raise getattr(runtime, name)("it is\ngone")
+
+    monkeypatch.setattr(training, "run", run)
+    assert main() == 1
+    check_one_line(*capfd.readouterr(), ": it is gone")
+
+
+def test_flag_file_that_is_not_text(tmp_path, main, capfd):
     (tmp_path / "bad.flags").write_bytes(b"--task=\xff\xfe")
-    check_usage_error(command("--flagfile", "bad.flags", cwd=tmp_path), "not text")
+    assert main("--flagfile", str(tmp_path / "bad.flags")) == 2
+    check_one_line(*capfd.readouterr(), "not text")
 
 
 def test_help_can_be_read(tmp_path):
@@ -67,19 +155,14 @@ def test_help_can_be_read(tmp_path):
     assert len(lines) < 50
     assert any("--task" in line and "digits" in line for line in lines)
     assert any("--clients_per_round" in line for line in lines)
+    for name in runtime.RUNTIMES:
+        assert any("--runtime" in line and name in line and "[auto]" in line for line in lines)
 
 
-def test_missing_data_is_told_in_one_line(tmp_path):
+def test_missing_data_is_told_in_one_line(tmp_path, main, capfd):
     """Nothing can be downloaded here: the loader must say what to put where."""
-    result = command(
-        "--task",
-        "cifar100",
-        "--data_dir",
-        str(tmp_path / "data"),
-        "--output_dir",
-        "run",
-        cwd=tmp_path,
-    )
-    assert result.returncode == 1
-    assert len(result.stderr.splitlines()) == 1, result.stderr
-    assert str(tmp_path / "data") in result.stderr and "cifar100" in result.stderr
+    data, output = tmp_path / "data", tmp_path / "run"
+    flags = ("--data_dir", str(data), "--output_dir", str(output), "--runtime", "local")
+    assert main("--task", "cifar100", *flags) == 1
+    check_one_line(*capfd.readouterr(), str(data), "cifar100")
+    assert not output.exists()

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -24,20 +25,21 @@ SMALL = [
     *("--tau_unlabeled", "2", "--batch_size", "8", "--eval_every", "2"),
     *("--rounds", str(ROUNDS)),
 ]
+LOCAL = ("--runtime", "local")
 
 
-def start(output_dir, *flags, small=SMALL):
+def start(output_dir, *flags):
     return subprocess.Popen(
-        [sys.executable, str(SCRIPT), *small, "--output_dir", str(output_dir), *flags],
+        [sys.executable, str(SCRIPT), *SMALL, "--output_dir", str(output_dir), *flags],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
 
 
-def finish(process, code=0):
+def finish(process):
     out, err = process.communicate(timeout=500)
-    assert process.returncode == code, err
+    assert process.returncode == 0, err
     assert "Traceback" not in err
     return out, err
 
@@ -66,8 +68,42 @@ def metrics(output_dir):
 def reference(tmp_path_factory):
     """An uninterrupted run, its screen output included."""
     output_dir = tmp_path_factory.mktemp("runs") / "reference"
-    out, err = finish(start(output_dir))
+    out, err = finish(start(output_dir, *LOCAL))
     return output_dir, out, err
+
+
+@pytest.fixture(scope="module")
+def built():
+    """What `tasks.build` made in this process, by configuration."""
+    return {}
+
+
+@pytest.fixture
+def build_once(built, monkeypatch):
+    """A process that was built, and compiled, serves all runs of its configuration."""
+    from tff_fedlabel import tasks
+
+    build = tasks.build
+
+    def cached(config, data_dir):
+        key = dataclasses.replace(config, rounds=1)
+        if key not in built:
+            built[key] = build(config, data_dir)
+        return dataclasses.replace(built[key], config=config)
+
+    monkeypatch.setattr(tasks, "build", cached)
+
+
+@pytest.fixture
+def one_worker(build_once, local_runtime, monkeypatch):
+    """Runs in this process take the worker that all tests share."""
+    from tff_fedlabel import runtime
+
+    def use(name, **options):
+        assert (name, options) == ("local", {})
+        return contextlib.nullcontext(local_runtime)
+
+    monkeypatch.setattr(runtime, "use", use)
 
 
 def test_what_a_run_leaves_behind(reference):
@@ -78,6 +114,7 @@ def test_what_a_run_leaves_behind(reference):
     assert summary["seconds_per_round"] > 0
     config = json.loads((output_dir / "config.json").read_text())
     assert config["tau"] == 2 and config["versions"]["tensorflow-federated"] == "0.87.0"
+    assert config["runtimes"] == [{"from_round": 0, "runtime": "local"}]
 
     table = pd.read_csv(output_dir / "metrics.csv")
     assert list(table["round"]) == list(range(1, ROUNDS + 1))
@@ -98,7 +135,8 @@ def test_output_is_only_ours(reference):
     """No noise of TensorFlow, keras or the worker reaches the screen."""
     _, out, err = reference
     assert all(line.startswith("round ") for line in err.splitlines()), err
-    assert len(out.splitlines()) == 9, out
+    assert len(out.splitlines()) == 10, out
+    assert [line.split() for line in out.splitlines()][4] == ["runtime", "local"]
 
 
 def test_evaluation_agrees_with_numpy(reference):
@@ -132,59 +170,61 @@ def test_evaluation_agrees_with_numpy(reference):
     assert accuracy == pytest.approx(reported, abs=1e-6)
 
 
-def test_stopped_anywhere_and_resumed_ends_in_the_same_weights(reference, tmp_path):
-    """SIGKILL before the first round and while a checkpoint is written, SIGINT between rounds."""
+@pytest.fixture
+def interrupted_round(monkeypatch):
+    """SIGINT comes a moment after the last round has begun."""
+    from tff_fedlabel import tasks
+
+    cohort = tasks.Experiment.cohort
+
+    def and_interrupt(experiment, round_num):
+        if round_num == ROUNDS - 1:
+            threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGINT)).start()
+        return cohort(experiment, round_num)
+
+    # One that comes too late fails the test, not the process.
+    previous = signal.signal(signal.SIGINT, lambda *_: None)
+    with monkeypatch.context() as patch:
+        patch.setattr(tasks.Experiment, "cohort", and_interrupt)
+        yield patch
+    signal.signal(signal.SIGINT, previous)
+
+
+@pytest.mark.usefixtures("one_worker")
+def test_stopped_anywhere_and_resumed_ends_in_the_same_weights(
+    reference, tmp_path, main, capfd, interrupted_round
+):
+    """Before the first round, by SIGKILL while a checkpoint is written, by SIGINT in a round."""
     output_dir = tmp_path / "run"
+    output_dir.mkdir()
+    shutil.copy(reference[0] / "config.json", output_dir)
+    (output_dir / "config.json.tmp").write_text("{")
     checkpoints = output_dir / "checkpoints"
 
-    def rows():
-        path = output_dir / "metrics.csv"
-        return len(path.read_text().splitlines()) - 1 if path.exists() else 0
-
-    for moment in (
-        lambda: (output_dir / "config.json").exists(),
-        lambda: any(checkpoints.glob("round_[2-5]_temp*")),
-    ):
-        process = start(output_dir, "--resume")
-        wait_for(moment, process)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-
-    process = start(output_dir, "--resume", "--checkpoint_every", "1000")
-    wait_for(lambda: rows() >= 4, process)
-    process.send_signal(signal.SIGINT)
-    _, err = finish(process, code=130)
-    assert f"--resume --output_dir {output_dir} continues the run" in err
-    assert not _children_of(process.pid)
-    done = max(int(p.name[6:]) for p in checkpoints.glob("round_*") if "temp" not in p.name)
-    assert 4 <= done < ROUNDS
+    process = start(output_dir, "--resume")
+    wait_for(lambda: any(checkpoints.glob("round_[2-4]_temp*")), process)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
 
     # What is not said again is as it was.
-    finish(start(output_dir, "--resume", small=()))
+    continued = ("--resume", "--output_dir", str(output_dir))
+    assert main(*continued, "--checkpoint_every", "1000") == 130
+    assert f"--resume --output_dir {output_dir} continues the run" in capfd.readouterr().err
+    done = max(int(p.name[6:]) for p in checkpoints.glob("round_*") if "temp" not in p.name)
+    assert done == ROUNDS - 1
+
+    interrupted_round.undo()
+    assert main(*continued) == 0
     for actual, expected in zip(checkpoint(output_dir), checkpoint(reference[0]), strict=True):
         np.testing.assert_array_equal(actual, expected)
     pd.testing.assert_frame_equal(metrics(output_dir), metrics(reference[0]))
     assert not list(checkpoints.glob("*_temp*"))
 
 
-def _children_of(pid):
-    """Processes whose session or parent is `pid`."""
-    found = []
-    for entry in pathlib.Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
-            except OSError:
-                continue
-            if str(pid) in (fields[1], fields[3]):
-                found.append(entry.name)
-    return found
-
-
-def test_finished_run_returns_at_once(reference):
+def test_finished_run_returns_at_once(reference, main, capfd):
     before = {p: p.stat().st_mtime_ns for p in reference[0].rglob("*") if p.is_file()}
-    out, _ = finish(start(reference[0], "--resume"))
-    assert "test accuracy" in out
+    assert main(*SMALL, "--output_dir", str(reference[0]), "--resume") == 0
+    assert "test accuracy" in capfd.readouterr().out
     changed = {p.name for p in before if p.stat().st_mtime_ns != before[p]}
     assert changed <= {"config.json"}
 
@@ -228,6 +268,7 @@ def test_another_run_is_refused(copy):
         training.run(config, output_dir, resume=True)
 
 
+@pytest.mark.usefixtures("one_worker")
 def test_damaged_checkpoint_is_named(copy):
     from tff_fedlabel import training
 
@@ -242,6 +283,7 @@ def test_damaged_checkpoint_is_named(copy):
     assert (output_dir / "summary.json").exists()
 
 
+@pytest.mark.usefixtures("one_worker")
 def test_run_that_lost_only_its_summary_is_completed(copy, reference):
     from tff_fedlabel import training
 
@@ -251,16 +293,109 @@ def test_run_that_lost_only_its_summary_is_completed(copy, reference):
     assert json.loads((output_dir / "summary.json").read_text()) == expected
 
 
-def test_longer_run_continues_a_finished_one(copy):
+@pytest.mark.usefixtures("build_once")
+def test_longer_run_continues_a_finished_one_in_another_runtime(copy):
     from tff_fedlabel import training
 
     output_dir, config = copy
     longer = dataclasses.replace(config, rounds=ROUNDS + 2)
-    assert training.run(longer, output_dir, resume=True)["rounds"] == ROUNDS + 2
+    options = {"max_concurrent_clients": 2}
+    summary = training.run(
+        longer, output_dir, resume=True, runtime="device", runtime_options=options
+    )
+    assert summary["rounds"] == ROUNDS + 2 and summary["runtime"] == "device"
     table = pd.read_csv(output_dir / "metrics.csv")
     assert list(table["round"]) == list(range(1, ROUNDS + 3))
+    assert json.loads((output_dir / "config.json").read_text())["runtimes"] == [
+        {"from_round": 0, "runtime": "local"},
+        {"from_round": ROUNDS, "runtime": "device", "options": options},
+    ]
+    assert training.stored_runtime(output_dir) == ("device", options)
+    resumed = f"resumed at round {ROUNDS} of {ROUNDS + 2}, runtime device (before: local)"
+    assert resumed in (output_dir / "run.log").read_text()
 
 
+def test_runtimes_whose_rounds_are_computed_again_are_forgotten(tmp_path):
+    from tff_fedlabel import _run_directory, tasks, training
+
+    config = tasks.make_config("digits")
+
+    def begin(done, *runtime):
+        directory = _run_directory.RunDirectory(tmp_path, config, True, *runtime)
+        directory.note_start(done)
+        directory.close()
+        return json.loads((tmp_path / "config.json").read_text())["runtimes"]
+
+    local = {"from_round": 0, "runtime": "local"}
+    assert begin(0, "local", {}) == [local]
+    assert begin(3, "local", {}) == [local]
+    device = {"from_round": 4, "runtime": "device"}
+    assert begin(4, "device", {}) == [local, device]
+    assert begin(5, "device", {}) == [local, device]
+    exact = {"from_round": 6, "runtime": "device", "options": {"deterministic": True}}
+    assert begin(6, "device", {"deterministic": True}) == [local, device, exact]
+    assert begin(4, "local", {}) == [local]
+    workers = {"from_round": 0, "runtime": "workers", "options": {"addresses": ["a:1"]}}
+    assert begin(0, "workers", {"addresses": ("a:1",)}) == [workers]
+    assert begin(1, "workers", {"addresses": ("a:1",)}) == [workers]
+    assert training.stored_runtime(tmp_path) == ("workers", {"addresses": ["a:1"]})
+    (tmp_path / "config.json").write_text('{"runtimes": [3]}')
+    with pytest.raises(training.RunDirectoryError, match="names no runtime"):
+        training.stored_runtime(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "stored,asked,used",
+    [
+        (None, ("auto", None), ("chosen", {})),
+        (("local", {"a": 1, "b": 1}), ("auto", {"b": 2}), ("local", {"a": 1, "b": 2})),
+        (("local", {"a": 1}), ("local", None), ("local", {"a": 1})),
+        (("local", {"a": 1}), ("device", {"c": 3}), ("device", {"c": 3})),
+    ],
+)
+def test_a_resumed_run_keeps_its_runtime(tmp_path, monkeypatch, stored, asked, used):
+    from tff_fedlabel import _run_directory, runtime, tasks, training
+
+    config = tasks.make_config("digits")
+    if stored:
+        _run_directory.RunDirectory(tmp_path, config, False, *stored).close()
+    seen = []
+
+    def use(name, **options):
+        seen.append((name, options))
+        raise ValueError("no such runtime")
+
+    monkeypatch.setattr(runtime, "RUNTIMES", {"local": "", "device": ""})
+    monkeypatch.setattr(runtime, "choose", lambda: "chosen")
+    monkeypatch.setattr(runtime, "use", use)
+    with pytest.raises(training.ConfigError, match="no such runtime"):
+        training.run(config, tmp_path, resume=True, runtime=asked[0], runtime_options=asked[1])
+    assert seen == [used]
+
+
+def test_a_runtime_that_cannot_be_had_leaves_nothing_behind(tmp_path, monkeypatch):
+    from tff_fedlabel import runtime, tasks, training
+
+    output_dir, config = tmp_path / "run", tasks.make_config("digits")
+    with pytest.raises(ValueError, match="runtime 'locl' is unknown .did you mean local"):
+        training.run(config, output_dir, runtime="locl")
+    with pytest.raises(training.ConfigError, match="did you mean 'log_file'"):
+        training.run(config, output_dir, runtime="local", runtime_options={"log_fle": "x"})
+    assert not output_dir.exists()
+
+    @contextlib.contextmanager
+    def use(name):
+        assert output_dir.exists()
+        raise runtime.WorkerError(f"{name} did not start")
+        yield
+
+    monkeypatch.setattr(runtime, "use", use)
+    with pytest.raises(runtime.WorkerError, match="local did not start"):
+        training.run(config, output_dir, runtime="local")
+    assert not output_dir.exists()
+
+
+@pytest.mark.usefixtures("one_worker")
 def test_a_goal_below_what_is_done_is_refused(copy):
     from tff_fedlabel import training
 
@@ -272,6 +407,7 @@ def test_a_goal_below_what_is_done_is_refused(copy):
     assert not (output_dir / "summary.json").exists()
 
 
+@pytest.mark.usefixtures("one_worker")
 @pytest.mark.parametrize(
     "choices,words",
     [({"num_clients": 5000}, "num_clients"), ({"split": "official"}, "no published test set")],
@@ -282,10 +418,11 @@ def test_choices_that_do_not_fit_the_data_leave_nothing_behind(tmp_path, choices
     output_dir = tmp_path / "run"
     for _ in range(2):  # A second try meets no lock and no remains.
         with pytest.raises(training.ConfigError, match=words):
-            training.run(tasks.make_config("digits", **choices), output_dir)
+            training.run(tasks.make_config("digits", **choices), output_dir, runtime="local")
         assert not output_dir.exists()
 
 
+@pytest.mark.usefixtures("build_once")
 def test_worker_that_dies_costs_no_finished_round(copy, monkeypatch):
     """The round is lost, the ones before are in a checkpoint, the error names the worker."""
     from tff_fedlabel import runtime, training
@@ -296,8 +433,8 @@ def test_worker_that_dies_costs_no_finished_round(copy, monkeypatch):
     use = runtime.use
 
     @contextlib.contextmanager
-    def watched(name):
-        with use(name) as handle:
+    def watched(name, **options):
+        with use(name, **options) as handle:
             kept["processes"] = handle.processes
             yield handle
 

@@ -10,7 +10,7 @@ import math
 import os
 import pathlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from typing import Any
 
@@ -23,6 +23,8 @@ from tff_fedlabel import tasks
 
 # Fields in which a resumed run may differ from what is on disk: it may go on for longer.
 _MAY_DIFFER = ("rounds",)
+# What config.json holds beside the fields of `tasks.RunConfig`.
+_NO_CHOICES = ("versions", "runtimes")
 _PACKAGES = ("tff-fedlabel", "tensorflow-federated", "tensorflow", "numpy", "keras-cv")
 
 
@@ -37,13 +39,26 @@ class RunDirectory:
       path: The directory; it is made if need be.
       config: The run's choices.
       resume: Whether a run that lies there may be continued.
+      runtime: Name of the runtime that computes the rounds from here on.
+      runtime_options: Its options.
 
     Raises:
       RunDirectoryError: See there.
     """
 
-    def __init__(self, path: pathlib.Path, config: tasks.RunConfig, resume: bool):
+    def __init__(
+        self,
+        path: pathlib.Path,
+        config: tasks.RunConfig,
+        resume: bool,
+        runtime: str,
+        runtime_options: Mapping[str, Any],
+    ):
         self.path, self.config = path, config
+        self._runtime = {"runtime": runtime}
+        if runtime_options:
+            # As they will be read again, to be compared with what is there.
+            self._runtime["options"] = json.loads(json.dumps(dict(runtime_options), default=str))
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._lock()
@@ -70,7 +85,8 @@ class RunDirectory:
             )
         else:
             versions = {package: metadata.version(package) for package in _PACKAGES}
-            self._write_json("config.json", {**wanted, "versions": versions})
+            runtimes = [{"from_round": 0, **self._runtime}]
+            self._write_json("config.json", {**wanted, "versions": versions, "runtimes": runtimes})
             self._is_new = True
         for left_over in self.path.glob("checkpoints/*_temp*"):
             shutil.rmtree(left_over, ignore_errors=True)
@@ -111,6 +127,22 @@ class RunDirectory:
         if config["rounds"] != self.config.rounds:
             self._write_json("config.json", {**config, "rounds": self.config.rounds})
 
+    def note_start(self, done: int) -> None:
+        """Notes that the run goes on from round `done`, and in which runtime."""
+        config = json.loads((self.path / "config.json").read_text())
+        # What another runtime began at `done` or later is computed again.
+        before = [entry for entry in config.get("runtimes", []) if entry["from_round"] < done]
+        runtimes = list(before)
+        if not before or {**self._runtime, "from_round": before[-1]["from_round"]} != before[-1]:
+            runtimes.append({"from_round": done, **self._runtime})
+        if runtimes != config.get("runtimes"):
+            self._write_json("config.json", {**config, "runtimes": runtimes})
+        text = f"{'resumed' if done else 'started'} at round {done} of {self.config.rounds}"
+        text += f", runtime {self._runtime['runtime']}"
+        if before and before[-1]["runtime"] != self._runtime["runtime"]:
+            text += f" (before: {before[-1]['runtime']})"
+        self.note(text)
+
     def _check_same_run(self, wanted, resume):
         if not resume:
             raise RunDirectoryError(
@@ -148,9 +180,6 @@ class RunDirectory:
         }
         temporary.write_text(json.dumps(finite, indent=2) + "\n")
         os.replace(temporary, self.path / name)
-
-    def checkpoints(self) -> tff.program.FileProgramStateManager:
-        return checkpoint_manager(self.path)
 
     async def release(self, metrics: dict[str, float], round_num: int) -> None:
         """Adds the metrics of a round to metrics.csv, TensorBoard and run.log.
@@ -210,14 +239,37 @@ def stored_choices(path: str | os.PathLike) -> dict[str, Any]:
     Raises:
       RunDirectoryError: config.json cannot be read.
     """
+    choices = _stored_config(path)
+    for name in _NO_CHOICES:
+        choices.pop(name, None)
+    return {name: math.inf if value == "inf" else value for name, value in choices.items()}
+
+
+def stored_runtime(path: str | os.PathLike) -> tuple[str, dict[str, Any]] | None:
+    """The last runtime of the run in the directory `path` and its options; None if there is none.
+
+    Raises:
+      RunDirectoryError: config.json cannot be read.
+    """
+    runtimes = _stored_config(path).get("runtimes")
+    if not runtimes:
+        return None
     try:
-        choices = json.loads((pathlib.Path(path) / "config.json").read_text())
-        choices.pop("versions", None)
+        return runtimes[-1]["runtime"], dict(runtimes[-1].get("options", {}))
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise RunDirectoryError(f"{path}/config.json names no runtime: {error!r}.") from error
+
+
+def _stored_config(path: str | os.PathLike) -> dict[str, Any]:
+    try:
+        config = json.loads((pathlib.Path(path) / "config.json").read_text())
     except FileNotFoundError:
         return {}
-    except (ValueError, OSError, AttributeError) as error:
+    except (ValueError, OSError) as error:
         raise RunDirectoryError(f"{path}/config.json cannot be read: {error}.") from error
-    return {name: math.inf if value == "inf" else value for name, value in choices.items()}
+    if not isinstance(config, dict):
+        raise RunDirectoryError(f"{path}/config.json cannot be read: it holds no choices.")
+    return config
 
 
 def checkpoint_manager(path: pathlib.Path) -> tff.program.FileProgramStateManager:

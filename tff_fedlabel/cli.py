@@ -43,6 +43,14 @@ _RUN_FLAGS = {
     "seed": (int, "seed of everything"),
 }
 
+# Flag -> the runtime that alone has it, and its option there.
+_RUNTIME_FLAGS = {
+    "max_concurrent_clients": ("device", "max_concurrent_clients"),
+    "deterministic": ("device", "deterministic"),
+    "require_gpu": ("device", "require_gpu"),
+    "workers": ("workers", "addresses"),
+}
+
 _KINDS = {int: flags.DEFINE_integer, float: flags.DEFINE_float, str: flags.DEFINE_string}
 
 
@@ -59,7 +67,15 @@ def define_flags() -> None:
         _KINDS[kind](name, None, text)
     flags.DEFINE_string("data_dir", None, "where the data sets lie, or are downloaded to")
     flags.DEFINE_string("output_dir", None, "the run directory; default: a new one under runs/")
-    flags.DEFINE_string("runtime", "local", "local: TFF's C++ worker")
+    flags.DEFINE_string(
+        "runtime",
+        "auto",
+        "auto, local (TFF's C++ worker), device (this process; GPUs) or workers (machines)",
+    )
+    flags.DEFINE_list("workers", None, "workers: host:port,host:port of TFF workers")
+    flags.DEFINE_integer("max_concurrent_clients", None, "device: clients computed at once")
+    flags.DEFINE_bool("deterministic", False, "device: the same weights each time, on a GPU too")
+    flags.DEFINE_bool("require_gpu", False, "device: fail where no GPU is visible")
     flags.DEFINE_bool("resume", False, "continue the run in --output_dir")
     flags.DEFINE_integer("checkpoint_every", 1, "rounds between checkpoints")
     flags.DEFINE_bool("verbose", False, "show TensorFlow's log and the traceback of a failure")
@@ -107,7 +123,7 @@ def _explain(error: Exception) -> tuple[str, int]:
     if isinstance(error, UsageError):
         return text, 2
 
-    from tff_fedlabel import training
+    from tff_fedlabel import runtime, training
     from tff_fedlabel.datasets import sources
 
     if isinstance(error, training.Interrupted):
@@ -118,11 +134,17 @@ def _explain(error: Exception) -> tuple[str, int]:
         training.CheckpointError,
         sources.DataNotFoundError,
         sources.CorruptDataError,
-        *training.runtime_errors(),
+        *_runtime_errors(runtime),
     )
     if isinstance(error, known):
         return text, 1
     return f"{type(error).__name__}: {text[:500]} (--verbose shows where)", 1
+
+
+def _runtime_errors(runtime) -> tuple[type[Exception], ...]:
+    """The exceptions by which a runtime says that it did not start or that it failed."""
+    exported = (getattr(runtime, name) for name in runtime.__all__)
+    return tuple(e for e in exported if isinstance(e, type) and issubclass(e, RuntimeError))
 
 
 class UsageError(ValueError):
@@ -164,6 +186,7 @@ def _help(program: str, define: Callable[[], None]) -> str:
 def _train() -> int:
     if FLAGS.resume and not FLAGS.output_dir:
         raise UsageError("--resume needs --output_dir, the run to continue")
+    runtime_name, runtime_options = _runtime()
 
     from tff_fedlabel import runtime, tasks, training
 
@@ -178,7 +201,7 @@ def _train() -> int:
         choices = {**training.stored_choices(FLAGS.output_dir), **choices}
     with wrong_values_are_usage():
         config = tasks.make_config(**{"task": FLAGS.task, "algorithm": FLAGS.algorithm, **choices})
-        tasks.check_name("runtime", FLAGS.runtime, runtime.RUNTIMES)
+        tasks.check_name("runtime", runtime_name, ("auto", *runtime.RUNTIMES))
         tasks.check_count("checkpoint_every", FLAGS.checkpoint_every)
     output_dir = FLAGS.output_dir or _new_directory(config)
     with _progress(config.rounds) as on_round:
@@ -187,12 +210,33 @@ def _train() -> int:
             output_dir,
             data_dir=FLAGS.data_dir,
             resume=FLAGS.resume,
-            runtime=FLAGS.runtime,
+            runtime=runtime_name,
+            runtime_options=runtime_options,
             checkpoint_every=FLAGS.checkpoint_every,
             on_round=on_round,
         )
     _print_summary(summary, output_dir)
     return 0
+
+
+def _runtime() -> tuple[str, dict[str, Any]]:
+    """The runtime that the flags ask for, and its options."""
+    given = [flag for flag in _RUNTIME_FLAGS if FLAGS[flag].present]
+    name, stored = FLAGS.runtime, None
+    if FLAGS.resume:
+        from tff_fedlabel import training
+
+        stored = training.stored_runtime(FLAGS.output_dir)
+    if name == "auto" and any(_RUNTIME_FLAGS[flag][0] == "device" for flag in given):
+        name = "device"
+    elif name == "auto" and stored:
+        name = stored[0]
+    for flag in given:
+        if _RUNTIME_FLAGS[flag][0] != name:
+            raise UsageError(f"--{flag} needs --runtime {_RUNTIME_FLAGS[flag][0]}, not {name}")
+    if name == "workers" and "workers" not in given and not (stored and stored[0] == name):
+        raise UsageError("--runtime workers needs --workers host:port,host:port")
+    return name, {_RUNTIME_FLAGS[flag][1]: getattr(FLAGS, flag) for flag in given}
 
 
 def _steps(name: str, value: str | None) -> int | str | None:
@@ -255,6 +299,7 @@ def _print_summary(summary: dict[str, Any], output_dir: str) -> None:
         "algorithm": summary["algorithm"],
         "model": summary["model"],
         "rounds": summary["rounds"],
+        "runtime": summary["runtime"],
         "test accuracy": _four_digits(summary["test_accuracy"]),
         "test loss": _four_digits(summary["test_loss"]),
         "validation accuracy": _four_digits(summary["validation_accuracy"]),

@@ -2,7 +2,8 @@
 
 A run directory holds
 
-  config.json    every choice of the run, and the versions it ran with
+  config.json    every choice of the run, the versions it ran with, and the runtimes, each from
+                 the round on that it computed
   metrics.csv    one row for each round
   tensorboard/   the same for TensorBoard
   run.log        the same as text, and when the run was started, resumed, stopped
@@ -21,7 +22,7 @@ import os
 import pathlib
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ from tff_fedlabel._run_directory import (
     checkpoint_manager,
     json_number,
     stored_choices,
+    stored_runtime,
 )
 from tff_fedlabel.datasets import federated, sources
 
@@ -47,8 +49,8 @@ __all__ = [
     "evaluate",
     "final_weights",
     "run",
-    "runtime_errors",
     "stored_choices",
+    "stored_runtime",
 ]
 
 _EVALUATION_BATCH = 500
@@ -59,7 +61,7 @@ class CheckpointError(RuntimeError):
 
 
 class ConfigError(ValueError):
-    """The choices of the run do not go with the data, or with each other."""
+    """The choices of the run do not go with the data, with each other, or with the runtime."""
 
 
 class Interrupted(Exception):
@@ -80,7 +82,8 @@ def run(
     *,
     data_dir: str | None = None,
     resume: bool = False,
-    runtime: str = "local",
+    runtime: str = "auto",
+    runtime_options: Mapping[str, Any] | None = None,
     checkpoint_every: int = 1,
     on_round: Callable[[int, dict[str, float]], None] | None = None,
 ) -> dict[str, Any]:
@@ -92,7 +95,10 @@ def run(
       data_dir: Where the data sets lie.
       resume: Whether to continue what lies in `output_dir`. With nothing there the run starts, and
         a finished run returns its summary at once.
-      runtime: Name of the runtime, see `tff_fedlabel.runtime.use`.
+      runtime: Name of the runtime, see `tff_fedlabel.runtime.use`. `"auto"` is the one that a
+        resumed run was in last, else `tff_fedlabel.runtime.choose`.
+      runtime_options: The runtime's own options. A run that is resumed in the runtime it was in
+        last keeps those that are not given.
       checkpoint_every: Rounds between checkpoints; the last round always has one.
       on_round: Called after each round with the number of completed rounds and their metrics.
 
@@ -101,20 +107,38 @@ def run(
 
     Raises:
       RunDirectoryError: See there.
-      ConfigError: The choices do not go with the data.
+      ConfigError: The choices do not go with the data, or the runtime has no such options.
       CheckpointError: The newest checkpoint is damaged.
+      runtime.WorkerError and its like: The runtime did not start, or was lost.
       Interrupted: SIGINT or SIGTERM arrived.
       datasets.sources.DataNotFoundError, datasets.sources.CorruptDataError: See there.
     """
-    tasks.check_name("runtime", runtime, runtimes.RUNTIMES)
+    tasks.check_name("runtime", runtime, ("auto", *runtimes.RUNTIMES))
     tasks.check_count("checkpoint_every", checkpoint_every)
-    directory = RunDirectory(pathlib.Path(output_dir), config, resume)
+    stored = stored_runtime(output_dir) if resume else None
+    if runtime == "auto":
+        runtime = stored[0] if stored else runtimes.choose()
+    options = dict(runtime_options or {})
+    if stored and stored[0] == runtime:
+        options = {**stored[1], **options}
+    try:
+        prepared = runtimes.use(runtime, **options)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    directory = RunDirectory(pathlib.Path(output_dir), config, resume, runtime, options)
     with contextlib.closing(directory), directory.log(), _Interrupt() as interrupt:
         finished = directory.finished_summary()
         if finished is not None:
             return finished
-        experiment = _build(config, data_dir, directory, interrupt)
-        with runtimes.use(runtime):
+        with contextlib.ExitStack() as stack:
+            # Before the data: a GPU that is not there should not cost a download, and how
+            # TensorFlow uses a GPU can be said only until its first operation.
+            try:
+                stack.enter_context(prepared)
+            except Exception:
+                directory.discard_if_new()
+                raise
+            experiment = _build(config, data_dir, directory, interrupt)
             return _train(experiment, directory, runtime, checkpoint_every, on_round, interrupt)
 
 
@@ -134,12 +158,11 @@ def _build(config, data_dir, directory, interrupt) -> tasks.Experiment:
 
 def _train(experiment, directory, runtime, checkpoint_every, on_round, interrupt):
     config, process = experiment.config, experiment.process
-    checkpoints = directory.checkpoints()
+    checkpoints = checkpoint_manager(directory.path)
     state, done = _load_latest(checkpoints, process.initialize(), directory.path)
     directory.check_rounds(done)
     saved = done if done else None
-    verb = "resumed" if done else "started"
-    directory.note(f"{verb} at round {done} of {config.rounds}, runtime {runtime}")
+    directory.note_start(done)
 
     def save():
         nonlocal saved
@@ -277,11 +300,6 @@ def _load_latest(manager, initial_state, directory):
         return initial_state, 0
     state, done = saved
     return state, int(done)
-
-
-def runtime_errors() -> tuple[type[Exception], ...]:
-    """The exceptions by which a runtime says that it failed."""
-    return runtimes.WorkerError, runtimes.ComputationError
 
 
 def _wait(coroutine):

@@ -19,15 +19,32 @@ from typing import Any
 
 import tensorflow_federated as tff
 
-from tff_fedlabel.runtime.local import ComputationError, WorkerError
+from tff_fedlabel.runtime._errors import (
+    ComputationError,
+    DeviceError,
+    UnsupportedComputationError,
+    WorkerError,
+)
+from tff_fedlabel.runtime._program import FederatedContext
 
-__all__ = ["RUNTIMES", "ComputationError", "Runtime", "WorkerError", "use"]
+__all__ = [
+    "RUNTIMES",
+    "ComputationError",
+    "DeviceError",
+    "Runtime",
+    "UnsupportedComputationError",
+    "WorkerError",
+    "choose",
+    "use",
+]
 
 # name -> module. A module has `start(**options)`, a context manager that yields an object with
 # `context`, `async_context`, `processes` and `check()`, as `Runtime` describes them, and
 # `validate(**options)`, which raises ValueError on a bad option without starting anything.
 RUNTIMES = {
     "local": "tff_fedlabel.runtime.local",
+    "workers": "tff_fedlabel.runtime.workers",
+    "device": "tff_fedlabel.runtime.device",
 }
 
 
@@ -54,11 +71,20 @@ class Runtime:
 
     def federated_context(self) -> tff.program.NativeFederatedContext:
         """A new context for `tff.program` code, such as `tff.learning.programs.train_model`."""
-        return tff.program.NativeFederatedContext(self.async_context)
+        return FederatedContext(self.async_context)
 
     def check(self) -> None:
         """Raises `WorkerError`, naming the cause, where a worker is gone."""
         self.backend.check()
+
+
+def choose() -> str:
+    """The name of the runtime that `auto` means: always "device".
+
+    It computes on the GPUs where there are any, and was the faster one on CPUs too
+    (experiments/results has the figures).
+    """
+    return "device"
 
 
 def use(
@@ -71,7 +97,8 @@ def use(
     each other, nest, and be open in several threads.
 
     Args:
-      name: `"local"`: TFF's C++ worker on this machine, see `runtime.local.start`.
+      name: `"local"`: TFF's C++ worker on this machine, see `runtime.local.start`;
+        `"workers"`: such workers on several machines, see `runtime.workers.start`.
       asynchronous: `True` installs a `tff.program.NativeFederatedContext`, which code written for
         `tff.program` needs; calls then return awaitable references and need a running event loop.
         `False` installs a synchronous context: a call returns its value.

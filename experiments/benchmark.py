@@ -1,0 +1,135 @@
+"""What rounds cost in a runtime, as ratios of things that are measured in turn.
+
+  python experiments/benchmark.py --benchmark round
+  python experiments/benchmark.py                      # all of them, each in a process of its own
+
+client_work  FedLabel in the runtime against the same operations in one bare tf.function
+round        a FedLabel round against TFF's C++ worker
+overhead     milliseconds per client with a linear model, by clients a round
+memory       peak memory by clients a round, and over many rounds
+shares       augmentation, labelling and skipping as parts of a FedLabel round
+pfl          the CIFAR-10 benchmark of pfl-research, on one core and on two
+
+One row of the CSV file is one figure: the median over the turns of A / B, and the medians of A and
+B. It is written when it is there; one that is measured again replaces the older row of this CPU.
+`--runtime local` compares TFF's worker with itself, which shows the noise.
+"""
+
+import os
+import pathlib
+import shlex
+import subprocess
+import sys
+
+from absl import flags
+
+from tff_fedlabel import cli
+
+FLAGS = flags.FLAGS
+
+_NAMES = ("client_work", "round", "overhead", "memory", "shares", "pfl")
+_PFL_CORES = (1, 2)
+_DEFAULT_OUTPUT = pathlib.Path(__file__).parent / "results" / "benchmark.csv"
+
+
+def define_flags() -> None:
+    flags.DEFINE_enum("benchmark", "all", ["all", *_NAMES], "which one")
+    flags.DEFINE_string("runtime", "device", "the runtime that is measured")
+    flags.DEFINE_integer("repeats", 5, "turns", lower_bound=1)
+    flags.DEFINE_integer("rounds", 300, "rounds over which memory is watched", lower_bound=2)
+    flags.DEFINE_integer("cores", None, "cores used; default: all, for pfl 1 and then 2")
+    flags.DEFINE_bool("quick", False, "small sizes, to see that it works; no default --output")
+    flags.DEFINE_string("data_dir", None, "where CIFAR-10 lies, for pfl; default: random images")
+    flags.DEFINE_string("output", None, "CSV file; default: experiments/results/benchmark.csv")
+    flags.DEFINE_string("probe", None, "used by the memory benchmark itself")
+    flags.DEFINE_bool("verbose", False, "show TensorFlow's log and the traceback of a failure")
+
+
+def benchmark() -> int:
+    if FLAGS.probe:
+        return _probe()
+    cores = _available_cores()
+    output = FLAGS.output or (None if FLAGS.quick else _DEFAULT_OUTPUT)
+    if output is not None:
+        from benchmarks import harness
+
+        with cli.wrong_values_are_usage():
+            harness.check_output(output)
+    if FLAGS.benchmark == "all":
+        return _in_processes([{"benchmark": name} for name in _NAMES])
+    if FLAGS.benchmark == "pfl" and FLAGS.cores is None:
+        return _in_processes([{"cores": n} for n in _PFL_CORES if n <= len(cores)])
+    if FLAGS.cores is not None:
+        # Before TensorFlow is imported: it makes its threads for the cores it sees then.
+        os.sched_setaffinity(0, cores[: FLAGS.cores])
+    return _measure(output)
+
+
+def _available_cores() -> list[int]:
+    cores = sorted(os.sched_getaffinity(0))
+    if FLAGS.cores is not None and not 1 <= FLAGS.cores <= len(cores):
+        raise cli.UsageError(f"--cores must be 1 to {len(cores)}, got {FLAGS.cores}")
+    return cores
+
+
+def _in_processes(choices: list[dict]) -> int:
+    """This script again, once for each choice of flags, in fresh processes."""
+    failed = []
+    for choice in choices:
+        changed = [f"--{name}={value}" for name, value in choice.items()]
+        print(f"== {' '.join(changed)}", file=sys.stderr, flush=True)
+        # absl takes the last of a flag's values.
+        code = subprocess.call([sys.executable, __file__, *sys.argv[1:], *changed])
+        if code in (2, 130, 143):  # Wrong usage or stopped: no reason to go on.
+            return code
+        if code:
+            failed.append(" ".join(changed))
+    if failed:
+        print(f"{os.path.basename(__file__)}: failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _probe() -> int:
+    from benchmarks import memory
+
+    name, clients, rounds = FLAGS.probe.split(",")
+    memory.probe(name, int(clients), int(rounds))
+    return 0
+
+
+def _measure(output: str | os.PathLike | None) -> int:
+    from tff_fedlabel import runtime, tasks
+
+    with cli.wrong_values_are_usage():
+        tasks.check_name("runtime", FLAGS.runtime, runtime.RUNTIMES)
+
+    from benchmarks import harness, memory, pfl, rounds, setup
+
+    table = harness.Table(FLAGS.benchmark, _command(), output, harness.hardware())
+    options = setup.Options(FLAGS.runtime, FLAGS.repeats, FLAGS.quick, FLAGS.data_dir)
+    functions = {
+        "client_work": rounds.client_work,
+        "round": rounds.round_time,
+        "overhead": rounds.overhead,
+        "memory": lambda table, options: memory.memory(table, __file__, options, FLAGS.rounds),
+        "shares": rounds.shares,
+        "pfl": pfl.pfl,
+    }
+    functions[FLAGS.benchmark](table, options)
+    print(table, flush=True)
+    return 0
+
+
+def _command() -> str:
+    """The command that measures this again, without this machine's paths."""
+    parts = ["python", "experiments/benchmark.py"]
+    for name in ("benchmark", "runtime", "repeats", "rounds", "cores", "quick", "data_dir"):
+        flag = FLAGS[name]
+        if name == "benchmark" or (flag.value != flag.default):
+            value = "DIR" if name == "data_dir" else flag.value
+            parts.append(f"--{name}" if value is True else f"--{name}={value}")
+    return shlex.join(parts)
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run_command(sys.argv, define_flags, benchmark))

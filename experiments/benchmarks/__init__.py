@@ -1,0 +1,1 @@
+"""The parts of `experiments/benchmark.py`; nothing here imports TensorFlow on import."""

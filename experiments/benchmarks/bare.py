@@ -1,0 +1,122 @@
+"""A round without TFF: one `tf.function` with a loop over the clients."""
+
+import collections
+from collections.abc import Callable, Sequence
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import tensorflow as tf
+
+from tff_fedlabel.algorithms import _client_work
+
+
+def client_update_of(build: Callable, *arguments, **keywords) -> Callable:
+    """The client update that a builder of `tff_fedlabel.algorithms` hands to TFF.
+
+    Taken from the builder itself, so that the bare loop runs the very same code.
+    """
+    captured = []
+
+    def capture(model, client_optimizer, client_update, **tail):
+        del model, client_optimizer, tail
+        captured.append(client_update)
+
+    with mock.patch.object(_client_work, "build_learning_process", capture):
+        build(*arguments, **keywords)
+    return captured[0]
+
+
+def build_round(
+    model,
+    optimizer,
+    client_update: Callable,
+    *,
+    uniform: bool = False,
+    default_tf_data: bool = False,
+) -> Callable[[Sequence[Any]], list[np.ndarray]]:
+    """A function from the clients' data to the weights after the first round.
+
+    It does the tensor operations of `process.next`: every client's update, the weighted sum of the
+    updates, the sums of the metrics, and the server's step with learning rate 1. It leaves out
+    what makes the round robust (updates that are not finite), so it is the least a round can take.
+
+    Args:
+      model: The `FunctionalModel`.
+      optimizer: The client optimizer.
+      client_update: From `client_update_of`.
+      uniform: Whether the clients count alike.
+      default_tf_data: Whether tf.data optimises and tunes the clients' pipelines, as it does by
+        default. For pipelines that only cut an array into batches that costs more than it saves.
+    """
+    x_spec, y_spec = _client_work.input_specs(model)
+    labeled_spec = collections.OrderedDict(x=x_spec, y=y_spec)
+    unlabeled_spec = collections.OrderedDict(x=x_spec)
+    weights, non_trainable = (
+        tuple(tf.convert_to_tensor(w) for w in part) for part in model.initial_weights
+    )
+    specs = tuple(tf.TensorSpec(w.shape, w.dtype) for w in weights)
+    hparams = optimizer.get_hparams(optimizer.initialize(specs))
+
+    def dataset(variant, spec):
+        opened = tf.data.experimental.from_variant(variant, spec)
+        return opened if default_tf_data else opened.with_options(_plain_options())
+
+    @tf.function
+    def one_client(weights, labeled, unlabeled):
+        output = client_update(
+            _client_work.ClientInput(
+                weights=weights,
+                non_trainable=non_trainable,
+                labeled=dataset(labeled, labeled_spec),
+                unlabeled=dataset(unlabeled, unlabeled_spec),
+                round_num=tf.constant(0),
+                hparams=hparams,
+            )
+        )
+        weight = output.num_images
+        if uniform:
+            weight = tf.cast(weight > 0, tf.float32)
+        delta = tuple(d * weight for d in output.delta)
+        return delta, weight, output.model_metrics, output.metrics
+
+    variant_spec = tf.TensorSpec([], tf.variant)
+    zeros = tf.nest.map_structure(
+        lambda t: tf.zeros(t.shape, t.dtype),
+        one_client.get_concrete_function(specs, variant_spec, variant_spec).structured_outputs,
+    )
+
+    variants_spec = tf.TensorSpec([None], tf.variant)
+
+    @tf.function(input_signature=[specs, variants_spec, variants_spec])  # One trace for all sizes.
+    def all_clients(weights, labeled, unlabeled):
+        totals = zeros
+        for k in tf.range(tf.shape(labeled)[0]):
+            # One client after the other, as in a loop in Python.
+            tf.autograph.experimental.set_loop_options(parallel_iterations=1)
+            with tf.device("CPU"):  # Datasets live there, whatever computes the steps.
+                datasets = labeled[k], unlabeled[k]
+            client = one_client(weights, *datasets)
+            totals = tf.nest.map_structure(tf.add, totals, client)
+        delta, weight, model_metrics, metrics = totals
+        new = tuple(w + tf.math.divide_no_nan(d, weight) for w, d in zip(weights, delta))  # noqa: B905 (autograph)
+        return new, model_metrics, metrics
+
+    def one_round(client_data):
+        with tf.device("CPU"):
+            labeled, unlabeled = (
+                tf.stack([tf.data.experimental.to_variant(data[part]) for data in client_data])
+                for part in ("labeled", "unlabeled")
+            )
+        new, _, _ = all_clients(weights, labeled, unlabeled)
+        return [w.numpy() for w in new]
+
+    return one_round
+
+
+def _plain_options() -> tf.data.Options:
+    options = tf.data.Options()
+    options.experimental_optimization.apply_default_optimizations = False
+    options.autotune.enabled = False
+    options.threading.private_threadpool_size = 1
+    return options

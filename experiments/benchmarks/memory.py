@@ -1,0 +1,132 @@
+"""Peak memory of the driver and the workers, each figure from a process of its own."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+from benchmarks.harness import Goal, Table, say
+
+_BATCH = 10
+_LIMIT_SECONDS = 3600
+
+
+def _peak_mb(pid: int | str) -> float:
+    status = pathlib.Path(f"/proc/{pid}/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) / 1024
+
+
+def probe(runtime_name: str, clients: int, rounds: int) -> None:
+    """Runs FedAvg with a linear model; the last line on stdout is the peak after some rounds.
+
+    It is a JSON object, round number -> MB, of the peaks of the driver and of every worker, added
+    up. Round 0 is before the first: what the imports and the images take.
+    """
+    import tensorflow_federated as tff
+
+    import tff_fedlabel
+    from benchmarks import setup
+    from tff_fedlabel import runtime
+
+    data = setup.clients(clients, 2 * _BATCH, 0)
+    process = tff_fedlabel.build_fedavg(setup.linear(), tff.learning.optimizers.build_sgdm(0.01))
+    peaks = {}
+    with runtime.use(runtime_name) as handle:
+        processes = {os.getpid(), *handle.processes}
+        state = process.initialize()
+        for done in range(rounds + 1):
+            if done:
+                # Datasets are made anew for each round, as in training: what is kept of old ones
+                # would show.
+                client_data = setup.round_data(data, range(clients), _BATCH, round_num=done - 1)
+                state = process.next(state, client_data).state
+            if done in (0, _early(rounds), rounds):
+                peaks[done] = sum(_peak_mb(pid) for pid in processes)
+    print(json.dumps(peaks))
+
+
+def _early(rounds: int) -> int:
+    """The round after which memory should not grow any more."""
+    return max(1, rounds // 10)
+
+
+def _measure(script: str, runtime_name: str, clients: int, rounds: int) -> dict[int, float]:
+    command = [sys.executable, script, f"--probe={runtime_name},{clients},{rounds}"]
+    # A file rather than a pipe: nothing that a stray process holds open can make us wait.
+    with tempfile.TemporaryFile("w+") as output:
+        subprocess.run(command, stdout=output, check=True, timeout=_LIMIT_SECONDS)
+        output.seek(0)
+        peaks = json.loads(output.read().splitlines()[-1])
+    return {int(done): mb for done, mb in peaks.items()}
+
+
+def memory(table: Table, script: str, options, rounds: int) -> None:
+    """Peaks by clients a round, and over many rounds; rows are renewed after every turn.
+
+    Args:
+      table: Gets the rows.
+      script: The script that calls `probe` on `--probe`.
+      options: The `setup.Options`.
+      rounds: How many are many.
+    """
+    sizes, few = ((5, 20) if options.quick else (100, 1000, 5000)), 2
+    runtimes = {"tested": options.runtime, "local": "local"}
+    labels = dict(runtimes)
+    if options.runtime == "local":
+        labels["local"] = "local (again)"
+    peaks = {}
+    for turn in range(options.repeats):
+        for key, name in runtimes.items():
+            for clients in sizes:
+                say(f"  turn {turn + 1}: {labels[key]}, {clients:,} clients a round")
+                measured = _measure(script, name, clients, few)
+                peaks.setdefault((key, clients, "start"), []).append(measured[0])
+                peaks.setdefault((key, clients, "peak"), []).append(measured[few])
+            say(f"  turn {turn + 1}: {labels[key]}, {rounds} rounds")
+            measured = _measure(script, name, sizes[0], rounds)
+            peaks.setdefault((key, "early"), []).append(measured[_early(rounds)])
+            peaks.setdefault((key, "late"), []).append(measured[rounds])
+        _add_rows(table, labels, peaks, sizes, rounds)
+
+
+def _add_rows(table: Table, labels, peaks, sizes, rounds: int) -> None:
+    smallest, largest = sizes[0], sizes[-1]
+    for clients in sizes:
+        size = f"linear model, {clients:,} clients a round"
+        table.add(
+            size,
+            f"{labels['tested']}, peak",
+            f"{labels['local']}, peak",
+            "MB",
+            peaks["tested", clients, "peak"],
+            peaks["local", clients, "peak"],
+        )
+        for key, label in labels.items():
+            table.add(
+                size,
+                f"{label}, peak",
+                f"{label}, before the first round",
+                "MB",
+                peaks[key, clients, "peak"],
+                peaks[key, clients, "start"],
+            )
+    for key, label in labels.items():
+        table.add(
+            "linear model",
+            f"{label}, peak at {largest:,} clients a round",
+            f"{label}, peak at {smallest:,} clients a round",
+            "MB",
+            peaks[key, largest, "peak"],
+            peaks[key, smallest, "peak"],
+        )
+        table.add(
+            f"linear model, {smallest:,} clients a round",
+            f"{label}, peak after {rounds} rounds",
+            f"{label}, peak after {_early(rounds)} rounds",
+            "MB",
+            peaks[key, "late"],
+            peaks[key, "early"],
+            Goal(1.1) if key == "tested" else None,
+        )

@@ -1,0 +1,275 @@
+"""TFF computations as the few TensorFlow graphs that one process needs to run them.
+
+A computation over clients goes through TFF's map-reduce form: `prepare` makes what the server
+sends, `work` is all that one client does, `zero`, `accumulate` and `report` sum up the clients, and
+`update` makes the results. Everything else is one graph.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_fedlabel.runtime._errors import UnsupportedComputationError
+from tff_fedlabel.runtime._graphs import Graph, num_leaves
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalPlan:
+    """A computation without clients: one graph."""
+
+    graph: Graph
+
+
+@dataclasses.dataclass(frozen=True)
+class RoundPlan:
+    """A computation over clients.
+
+    With state S, client data D, what is broadcast C, a client's result U and an accumulator A:
+
+      prepare: S -> C    work: (D, C) -> U    zero: () -> A    accumulate: (A, U) -> A
+      report: A -> R     update: (S, R) -> results
+
+    Attributes:
+      server_type: S, without placement.
+      client_type: D, without placement.
+      split: Takes the argument apart: argument -> (value of S, list of values of D).
+      skip: How many tensors of `update`'s results come before the computation's own.
+    """
+
+    prepare: Graph
+    work: Graph
+    zero: Graph
+    accumulate: Graph
+    report: Graph
+    update: Graph
+    server_type: tff.Type
+    client_type: tff.Type
+    split: object
+    skip: int
+
+
+def compile_computation(comp: tff.framework.ConcreteComputation) -> LocalPlan | RoundPlan:
+    """Compiles a computation.
+
+    Raises:
+      UnsupportedComputationError: It uses what this runtime cannot do.
+    """
+    proto = tff.framework.serialize_computation(comp)
+    if proto.WhichOneof("computation") == "tensorflow":
+        return LocalPlan(Graph(proto))
+    if proto.WhichOneof("computation") == "xla":
+        raise UnsupportedComputationError(
+            "the device runtime runs TensorFlow only, and this computation is a JAX one; use "
+            'runtime.use("local")'
+        )
+    tree = comp.to_building_block()
+    _refuse_intrinsics(tree)
+    try:
+        if _has_clients(comp.type_signature) or _uses_clients(tree):
+            return _compile_round(comp)
+        local = tff.backends.mapreduce.consolidate_and_extract_local_processing(
+            tree, _graph_options()
+        )
+        return LocalPlan(Graph(local.proto))
+    except UnsupportedComputationError:
+        raise
+    except Exception as error:
+        # TFF's compiler has no error class of its own for what it cannot bring into this form.
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UnsupportedComputationError(
+            "the device runtime cannot run this computation: TFF's map-reduce form does not admit "
+            f'it ({reason[:300]}); use runtime.use("local")'
+        ) from error
+
+
+def _graph_options() -> tf.compat.v1.ConfigProto:
+    """TensorFlow optimizes the graphs when they are first called, for the device they run on."""
+    config = tf.compat.v1.ConfigProto()
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    return config
+
+
+_SECURE = ("federated_secure_sum", "federated_secure_sum_bitwidth", "federated_secure_modular_sum")
+
+
+def _refuse_intrinsics(tree) -> None:
+    found = set()
+
+    def visit(block):
+        if isinstance(block, tff.framework.Intrinsic):
+            found.add(block.uri)
+        return block, False
+
+    tff.framework.transform_postorder(tree, visit)
+    for uri in (*_SECURE, "federated_select", "federated_secure_select"):
+        if uri in found:
+            raise UnsupportedComputationError(
+                f"the device runtime cannot run {uri}: "
+                + (
+                    "a secure sum has no meaning in one process; use an aggregator without secure "
+                    "aggregation"
+                    if uri in _SECURE
+                    else 'TFF\'s map-reduce form does not admit it; use runtime.use("local")'
+                )
+            )
+
+
+def _is_at(type_spec, placement) -> bool:
+    return isinstance(type_spec, tff.FederatedType) and type_spec.placement is placement
+
+
+def _has_clients(type_spec) -> bool:
+    return tff.types.contains(type_spec, lambda t: _is_at(t, tff.CLIENTS))
+
+
+def _uses_clients(tree) -> bool:
+    found = []
+
+    def visit(block):
+        found.append(_has_clients(block.type_signature))
+        return block, False
+
+    tff.framework.transform_postorder(tree, visit)
+    return any(found)
+
+
+def _compile_round(comp) -> RoundPlan:
+    if _has_clients(comp.type_signature.result):
+        raise UnsupportedComputationError(
+            f"the device runtime cannot return values of clients ({comp.type_signature.result}); "
+            'aggregate them, or use runtime.use("local")'
+        )
+    split, skip = _take_apart_round, 0
+    if not _is_round(comp.type_signature):
+        comp, split = _as_round(comp)
+        skip = num_leaves(comp.type_signature.parameter[0].member)
+    form = tff.backends.mapreduce.get_map_reduce_form_for_computation(comp, _graph_options())
+
+    def graph(computation):
+        return Graph(tff.framework.serialize_computation(computation))
+
+    server, clients = (
+        t.member for _, t in tff.structure.iter_elements(form.type_signature.parameter)
+    )
+    return RoundPlan(
+        prepare=graph(form.prepare),
+        work=graph(form.work),
+        zero=graph(form.zero),
+        accumulate=graph(form.accumulate),
+        report=graph(form.report),
+        update=graph(form.update),
+        server_type=server,
+        client_type=clients,
+        split=split,
+        skip=skip,
+    )
+
+
+def _is_round(type_spec) -> bool:
+    """Whether a computation is (S@SERVER, {D}@CLIENTS) -> (S@SERVER, X@SERVER)."""
+    parameter, result = type_spec.parameter, type_spec.result
+    for struct in (parameter, result):
+        if not isinstance(struct, tff.StructType) or len(struct) != 2:
+            return False
+    return (
+        _is_at(parameter[0], tff.SERVER)
+        and _is_at(parameter[1], tff.CLIENTS)
+        and not parameter[1].all_equal
+        and all(_is_at(element, tff.SERVER) for element in (result[0], result[1]))
+        and parameter[0].is_assignable_from(result[0])
+    )
+
+
+def _take_apart_round(argument):
+    (_, server), (_, clients) = tff.structure.to_elements(tff.structure.from_container(argument))
+    return server, _client_list(clients)
+
+
+def _client_list(values) -> list:
+    if isinstance(values, tff.structure.Struct):  # what `tff.program` makes of a list
+        return [value for _, value in tff.structure.iter_elements(values)]
+    if not isinstance(values, list | tuple):
+        raise TypeError(f"the values of the clients must be a list, got {type(values).__name__}")
+    return list(values)
+
+
+def _as_round(comp):
+    """Gives a computation the parameters and results that the map-reduce form wants.
+
+    Its arguments at the server become one struct, those at the clients another, and the first
+    result is the server's argument itself.
+    """
+    parameter = comp.type_signature.parameter
+    is_struct = isinstance(parameter, tff.StructType)
+    if parameter is None:
+        raise UnsupportedComputationError(
+            "the device runtime takes the number of clients from the arguments, and this "
+            'computation has none; use runtime.use("local")'
+        )
+    types = [t for _, t in tff.structure.iter_elements(parameter)] if is_struct else [parameter]
+    for type_spec in types:
+        if not isinstance(type_spec, tff.FederatedType) or (
+            _is_at(type_spec, tff.CLIENTS) and type_spec.all_equal
+        ):
+            raise UnsupportedComputationError(
+                f"the device runtime cannot take an argument of type {type_spec} in a computation "
+                'over clients; use runtime.use("local")'
+            )
+    at = {
+        placement: [i for i, t in enumerate(types) if t.placement is placement]
+        for placement in (tff.SERVER, tff.CLIENTS)
+    }
+    if not at[tff.CLIENTS]:
+        raise UnsupportedComputationError(
+            "the device runtime takes the number of clients from the arguments, and this "
+            'computation has none at the clients; use runtime.use("local")'
+        )
+    member = {
+        placement: tff.StructType([types[i].member for i in places])
+        for placement, places in at.items()
+    }
+    original = comp
+
+    @tff.federated_computation(
+        tff.FederatedType(member[tff.SERVER], tff.SERVER),
+        tff.FederatedType(member[tff.CLIENTS], tff.CLIENTS),
+    )
+    def as_round(server, clients):
+        arguments = [None] * len(types)
+        for placement, value in ((tff.SERVER, server), (tff.CLIENTS, clients)):
+            for position, i in enumerate(at[placement]):
+                arguments[i] = tff.federated_map(_select(member[placement], position), value)
+        if is_struct:
+            names = [name for name, _ in tff.structure.iter_elements(parameter)]
+            positional = [a for a, n in zip(arguments, names, strict=True) if n is None]
+            named = {n: a for a, n in zip(arguments, names, strict=True) if n is not None}
+            result = original(*positional, **named)
+        else:
+            result = original(*arguments)
+        if not _is_at(original.type_signature.result, tff.SERVER):
+            result = tff.federated_zip(result)
+        return server, result
+
+    def split(argument):
+        if is_struct:
+            container = tff.structure.from_container(argument)
+            values = [value for _, value in tff.structure.iter_elements(container)]
+        else:
+            values = [argument]
+        columns = [_client_list(values[i]) for i in at[tff.CLIENTS]]
+        if len({len(column) for column in columns}) > 1:
+            raise TypeError("the arguments at the clients name different numbers of clients")
+        return [values[i] for i in at[tff.SERVER]], list(zip(*columns, strict=True))
+
+    return as_round, split
+
+
+def _select(struct_type, position):
+    @tff.federated_computation(struct_type)
+    def select(struct):
+        return struct[position]
+
+    return select

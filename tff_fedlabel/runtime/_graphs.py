@@ -1,0 +1,223 @@
+"""TFF's serialized TensorFlow graphs as functions of this process's TensorFlow.
+
+A graph is imported once and then called like any other function, on whichever device the caller's
+`tf.device` names. Graphs without state are shared by all threads. A graph that owns variables,
+tables or seeded random operations would carry them from one call into the next, where TFF promises
+a fresh start: each call initializes its variables, no two calls at once share a copy, and seeded
+random operations are imported anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Iterator, Sequence
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_fedlabel.runtime import _private_tensorflow
+
+# Operations that keep what they made in TensorFlow's resource manager, found there by name.
+_RESOURCES = frozenset(
+    {"VarHandleOp", "VariableV2", "Variable", "HashTableV2", "MutableHashTableV2"}
+    | {"MutableDenseHashTableV2", "MutableHashTableOfTensorsV2", "StatefulRandomResource"}
+)
+_SEEDS = ("seed", "seed2")
+_copies = itertools.count()
+
+
+class Graph:
+    """One TensorFlow computation of TFF, called on flat lists of tensors.
+
+    A dataset is a variant tensor in these lists, as `tf.data.experimental.to_variant` makes it.
+
+    Args:
+      proto: The `Computation` proto of a `tff.tensorflow.computation`.
+    """
+
+    def __init__(self, proto):
+        tensorflow = proto.tensorflow
+        self._graph_def = tf.compat.v1.GraphDef()
+        tensorflow.graph_def.Unpack(self._graph_def)
+        self._initialize_op = tensorflow.initialize_op
+        self._token = tensorflow.session_token_tensor_name
+        self._feeds = _tensor_names(tensorflow.parameter)
+        self._fetches = _tensor_names(tensorflow.result)
+        nodes = list(_all_nodes(self._graph_def))
+        self._has_resources = any(node.op in _RESOURCES for node in nodes)
+        self._is_seeded = any(_is_seeded(node) for node in nodes)
+        self._lock = threading.Lock()
+        self._free: list[_Imported] = []
+
+    @property
+    def num_results(self) -> int:
+        return len(self._fetches)
+
+    def __call__(self, arguments: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        if self._is_seeded:
+            return self._import()(arguments)
+        if self._has_resources:
+            with self._copy() as imported:
+                return imported(arguments)
+        with self._lock:
+            if not self._free:
+                self._free.append(self._import())
+        return self._free[0](arguments)
+
+    @contextlib.contextmanager
+    def _copy(self) -> Iterator[_Imported]:
+        """A copy of the graph that nobody else uses meanwhile."""
+        with self._lock:
+            imported = self._free.pop() if self._free else self._import()
+        try:
+            yield imported
+        finally:
+            with self._lock:
+                self._free.append(imported)
+
+    def _import(self) -> _Imported:
+        graph_def = self._graph_def
+        if self._has_resources:
+            graph_def = _with_own_resources(graph_def, f"tff_{next(_copies)}_")
+        return _Imported(graph_def, self._initialize_op, self._feeds, self._fetches, self._token)
+
+
+class _Imported:
+    """A graph in this process, cut down to what its results need."""
+
+    def __init__(self, graph_def, initialize_op, feeds, fetches, token):
+        wrapped = tf.compat.v1.wrap_function(lambda: tf.import_graph_def(graph_def, name=""), [])
+        graph = wrapped.graph
+        tensors = [graph.get_tensor_by_name(name) for name in feeds]
+        if token:  # TFF's name for a session, which some of its own graphs ask for
+            tensors.append(graph.get_tensor_by_name(token))
+        # Only graphs that share state between calls look at its value.
+        self._token = [tf.constant("tff_fedlabel")] if token else []
+        # `prune` wants each tensor once.
+        unique = list(dict.fromkeys(fetches))
+        self._positions = [unique.index(name) for name in fetches]
+        self._run = wrapped.prune(tensors, [graph.get_tensor_by_name(name) for name in unique])
+        self._initialize = None
+        if initialize_op:
+            self._initialize = wrapped.prune([], [graph.get_operation_by_name(initialize_op)])
+
+    def __call__(self, arguments):
+        if self._initialize is not None:
+            self._initialize()
+        results = _private_tensorflow.call_flat(self._run, [*arguments, *self._token])
+        return [results[position] for position in self._positions]
+
+
+def _tensor_names(binding) -> list[str]:
+    """The names of the tensors of a TFF binding, in the order of the type's leaves."""
+    kind = binding.WhichOneof("binding")
+    if kind == "tensor":
+        return [binding.tensor.tensor_name]
+    if kind == "sequence":
+        return [binding.sequence.variant_tensor_name]
+    if kind == "struct":
+        return [name for element in binding.struct.element for name in _tensor_names(element)]
+    return []
+
+
+def _all_nodes(graph_def):
+    yield from graph_def.node
+    for function in graph_def.library.function:
+        yield from function.node_def
+
+
+def _is_seeded(node) -> bool:
+    """Whether a node draws from a seeded generator that it keeps between calls."""
+    if node.op.startswith("Stateless") or "seed" not in node.attr or "Dataset" in node.op:
+        return False
+    return any(node.attr[name].i for name in _SEEDS)
+
+
+def _with_own_resources(graph_def, prefix):
+    """The graph with names of its own for what it keeps in TensorFlow's resource manager."""
+    own = tf.compat.v1.GraphDef()
+    own.CopyFrom(graph_def)
+    for node in _all_nodes(own):
+        if node.op in _RESOURCES:
+            name = node.attr["shared_name"].s or node.name.encode()
+            node.attr["shared_name"].s = prefix.encode() + name
+    return own
+
+
+def flatten(value, type_spec: tff.Type, to_dataset) -> list[tf.Tensor]:
+    """The tensors of an argument, in the order of the type's leaves.
+
+    Args:
+      value: A structure that fits `type_spec`: numbers, arrays, tensors, datasets, lists of the
+        elements of a dataset.
+      type_spec: Its TFF type, without placement.
+      to_dataset: `(value, tff.SequenceType) -> variant tensor`.
+
+    Raises:
+      TypeError: The value does not fit.
+    """
+    if isinstance(type_spec, tff.TensorType):
+        return [_to_tensor(value, type_spec)]
+    if isinstance(type_spec, tff.SequenceType):
+        return [to_dataset(value, type_spec)]
+    if not isinstance(type_spec, tff.StructType):
+        raise TypeError(f"an argument of type {type_spec} cannot be used in this runtime")
+    elements = tff.structure.to_elements(tff.structure.from_container(value))
+    types = tff.structure.to_elements(type_spec)
+    if len(elements) != len(types):
+        raise TypeError(f"a structure of {len(elements)} elements is no {type_spec}")
+    tensors = []
+    for (name, element), (type_name, element_type) in zip(elements, types, strict=True):
+        if name not in (None, type_name):
+            raise TypeError(f"an element is named {name!r} where {type_spec} has {type_name!r}")
+        tensors += flatten(element, element_type, to_dataset)
+    return tensors
+
+
+def _to_tensor(value, type_spec: tff.TensorType) -> tf.Tensor:
+    try:
+        tensor = tf.convert_to_tensor(value, tf.as_dtype(type_spec.dtype.type))
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"a value of {type(value).__name__} is no {type_spec}: {error}") from None
+    if not tf.TensorShape(type_spec.shape).is_compatible_with(tensor.shape):
+        raise TypeError(f"a value of shape {tensor.shape} is no {type_spec}")
+    return tensor
+
+
+def num_leaves(type_spec: tff.Type | None) -> int:
+    """The number of tensors that `flatten` makes of a value of a type."""
+    if type_spec is None:
+        return 0
+    return tff.types.count(
+        type_spec, lambda t: isinstance(t, tff.SequenceType)
+    ) + _tensors_outside_sequences(type_spec)
+
+
+def _tensors_outside_sequences(type_spec) -> int:
+    if isinstance(type_spec, tff.TensorType):
+        return 1
+    if isinstance(type_spec, tff.StructType):
+        return sum(_tensors_outside_sequences(t) for _, t in tff.structure.iter_elements(type_spec))
+    return 0
+
+
+def unflatten(tensors: Sequence[tf.Tensor], type_spec: tff.Type):
+    """The value of a type from its tensors: NumPy leaves, as every TFF context gives them."""
+    value, rest = _unflatten(list(tensors), type_spec)
+    assert not rest
+    return tff.types.type_to_py_container(value, type_spec)
+
+
+def _unflatten(tensors, type_spec):
+    if isinstance(type_spec, tff.TensorType):
+        return tensors[0].numpy(), tensors[1:]
+    if isinstance(type_spec, tff.SequenceType):
+        spec = tff.types.type_to_tf_tensor_specs(type_spec.element)
+        return tf.data.experimental.from_variant(tensors[0], spec), tensors[1:]
+    elements = []
+    for name, element_type in tff.structure.iter_elements(type_spec):
+        element, tensors = _unflatten(tensors, element_type)
+        elements.append((name, element))
+    return tff.structure.Struct(elements), tensors

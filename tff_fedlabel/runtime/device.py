@@ -1,0 +1,326 @@
+"""TFF computations on the TensorFlow of this process, GPUs included.
+
+The released TFF worker is built without CUDA, so nothing that runs through it can use a GPU. Here a
+computation is brought into TFF's map-reduce form once (`_compiling`), its graphs are imported into
+this process (`_graphs`), and a round is
+
+  context = prepare(state)                      on the first device
+  update_k = work(data_k, context)              clients in turn, spread over devices or CPU cores
+  sum = accumulate(sum, update_k)               always in the order of the clients
+  state, metrics = update(state, report(sum))
+
+No process is started and no port is opened. The order in which clients are summed does not depend
+on which is done first, so on CPUs a run repeats itself bit for bit; on GPUs some of TensorFlow's
+operations do not, unless `deterministic=True`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import concurrent.futures
+import contextlib
+import functools
+import os
+import threading
+import weakref
+from collections.abc import Iterator
+
+import tensorflow as tf
+import tensorflow_federated as tff
+from absl import logging
+
+from tff_fedlabel.runtime import _private_tensorflow
+from tff_fedlabel.runtime._compiling import (
+    LocalPlan,
+    RoundPlan,
+    compile_computation,
+)
+from tff_fedlabel.runtime._errors import ComputationError, DeviceError
+from tff_fedlabel.runtime._graphs import flatten, unflatten
+
+__all__ = ["DeviceRuntime", "start", "validate"]
+
+
+def validate(
+    *,
+    max_concurrent_clients: int | None = None,
+    deterministic: bool = False,
+    require_gpu: bool = False,
+) -> None:
+    """Raises `ValueError`, in one line, where an option of `start` has a bad value."""
+    count = max_concurrent_clients
+    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+        raise ValueError(
+            f"max_concurrent_clients is {count!r}; it must be None or an integer of 1 or more"
+        )
+    for name, value in (("deterministic", deterministic), ("require_gpu", require_gpu)):
+        if not isinstance(value, bool):
+            raise ValueError(f"{name} is {value!r}; it must be True or False")
+
+
+@contextlib.contextmanager
+def start(
+    *,
+    max_concurrent_clients: int | None = None,
+    deterministic: bool = False,
+    require_gpu: bool = False,
+) -> Iterator[DeviceRuntime]:
+    """Runs computations in this process for the length of a `with` block.
+
+    Args:
+      max_concurrent_clients: How many clients are computed at once; by default two for each GPU,
+        or one for each CPU core that this process may use. Fewer take less memory.
+      deterministic: Turns on TensorFlow's op determinism, for the rest of the process: then runs
+        on a GPU repeat themselves bit for bit too, slower.
+      require_gpu: Raise `DeviceError` where no GPU is visible, or where none of the clients'
+        operations ran on one.
+
+    Yields:
+      A `DeviceRuntime`.
+
+    Raises:
+      ValueError: See `validate`.
+      DeviceError: `require_gpu` and no GPU is visible to TensorFlow.
+    """
+    validate(
+        max_concurrent_clients=max_concurrent_clients,
+        deterministic=deterministic,
+        require_gpu=require_gpu,
+    )
+    gpus = tf.config.list_physical_devices("GPU")
+    if require_gpu and not gpus:
+        raise DeviceError(
+            "no GPU is visible to TensorFlow: check the driver and CUDA_VISIBLE_DEVICES, and "
+            "install the CUDA libraries with the package's gpu extra"
+        )
+    for gpu in gpus:
+        # Fails once a device is in use; then whoever used it first has chosen.
+        with contextlib.suppress(RuntimeError, ValueError):
+            tf.config.experimental.set_memory_growth(gpu, True)
+    if deterministic:
+        tf.config.experimental.enable_op_determinism()
+    runtime = DeviceRuntime(max_concurrent_clients, require_gpu)
+    try:
+        yield runtime
+    finally:
+        runtime.close()
+
+
+class DeviceRuntime:
+    """The contexts of the runtime: `context` and `async_context`, each a normal TFF one.
+
+    Attributes:
+      devices: Names of the TensorFlow devices that clients are spread over.
+      placement: "CPU", "GPU" -> operations of one client that ran there, once it was measured:
+        on a machine with a GPU, with the first client.
+    """
+
+    processes: tuple[int, ...] = ()
+
+    def __init__(self, max_concurrent_clients: int | None, require_gpu: bool):
+        devices = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
+        self.devices = tuple(device.name for device in devices)
+        self.placement: collections.Counter | None = None
+        self._on_gpu = devices[0].device_type == "GPU"
+        self._require_gpu = require_gpu
+        default = 2 * len(devices) if self._on_gpu else len(os.sched_getaffinity(0))
+        self._in_flight = max_concurrent_clients or max(default, len(devices))
+        self._pool = concurrent.futures.ThreadPoolExecutor(self._in_flight, "tff-device")
+        # One more, so that server work of one computation never waits for another's clients.
+        self._callers = concurrent.futures.ThreadPoolExecutor(4, "tff-device-caller")
+        self._plans: dict[int, tuple[weakref.ref, LocalPlan | RoundPlan]] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+        self._datasets = _DatasetReader()
+        self.context = _Context(self)
+        self.async_context = _AsyncContext(self)
+
+    def check(self) -> None:
+        """Raises `ComputationError` where the runtime has ended."""
+        if self._closed:
+            raise ComputationError(
+                "this runtime has ended: call computations inside its `with` block"
+            )
+
+    def close(self) -> None:
+        self._closed = True
+        for pool in (self._callers, self._pool):
+            pool.shutdown(wait=True, cancel_futures=True)
+        self._plans.clear()
+
+    def run(self, comp: tff.framework.ConcreteComputation, argument):
+        """Computes `comp(argument)`; see `tff.framework.SyncContext.invoke`."""
+        self.check()
+        plan = self._plan(comp)
+        run = self._run_local if isinstance(plan, LocalPlan) else self._run_round
+        with _private_tensorflow.cancellable() as cancel:
+            caller = self._callers.submit(run, comp.type_signature, plan, argument)
+            try:
+                return caller.result()
+            except tf.errors.OpError as error:
+                raise ComputationError(f"the computation failed: {error.message}") from error
+            except BaseException:
+                cancel()
+                concurrent.futures.wait([caller])
+                raise
+
+    def _plan(self, comp) -> LocalPlan | RoundPlan:
+        # Not keyed by the computation itself: its hash serializes all of it.
+        with self._lock:
+            known, plan = self._plans.get(id(comp), (lambda: None, None))
+            if known() is not comp:
+                plan = compile_computation(comp)
+                forget = functools.partial(self._plans.pop, id(comp), None)
+                self._plans[id(comp)] = (weakref.ref(comp, lambda _: forget()), plan)
+            return plan
+
+    def _run_local(self, type_spec, plan: LocalPlan, argument):
+        with tf.device(self.devices[0]):
+            arguments = []
+            if type_spec.parameter is not None:
+                parameter = _without_placement(type_spec.parameter)
+                arguments = flatten(argument, parameter, self._datasets.as_given)
+            return unflatten(plan.graph(arguments), _without_placement(type_spec.result))
+
+    def _run_round(self, type_spec, plan: RoundPlan, argument):
+        server, clients = plan.split(argument)
+        with tf.device(self.devices[0]):
+            state = flatten(server, plan.server_type, self._datasets.as_given)
+            context = plan.prepare(state)
+            total = plan.zero([])
+            for update in self._updates(plan, clients, context):
+                total = plan.accumulate(total + update)
+            results = plan.update(state + plan.report(total))
+            return unflatten(results[plan.skip :], _without_placement(type_spec.result))
+
+    def _updates(self, plan, clients, context) -> Iterator[list[tf.Tensor]]:
+        """The clients' updates in the clients' order, with a bounded number in flight."""
+        waiting: collections.deque[concurrent.futures.Future] = collections.deque()
+        try:
+            for number, client in enumerate(clients):
+                if self._on_gpu and self.placement is None:
+                    yield self._measured(plan, client, context)
+                    continue
+                if len(waiting) == self._in_flight:
+                    yield waiting.popleft().result()
+                device = self.devices[number % len(self.devices)]
+                waiting.append(self._pool.submit(self._work, plan, client, context, device))
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+            concurrent.futures.wait(waiting)
+
+    def _work(self, plan, client, context, device) -> list[tf.Tensor]:
+        with tf.device(device):
+            data = flatten(client, plan.client_type, self._datasets.for_clients)
+            return plan.work(data + context)
+
+    def _measured(self, plan, client, context) -> list[tf.Tensor]:
+        """The first client's update, with a report of where its operations ran."""
+        update, self.placement = _private_tensorflow.operations_by_device(
+            lambda: self._work(plan, client, context, self.devices[0])
+        )
+        report = placement_report(self.placement)
+        logging.info("%s", report)
+        if self._require_gpu and not self.placement["GPU"]:
+            raise DeviceError(f"a GPU is required, but {report}")
+        return update
+
+
+def placement_report(placement: collections.Counter) -> str:
+    """One line: which share of a client's operations ran where."""
+    total = sum(placement.values())
+    if not total:
+        return "TensorFlow did not tell where the client's operations ran"
+    shares = ", ".join(
+        f"{count / total:.0%} on {kind}" for kind, count in sorted(placement.items(), reverse=True)
+    )
+    return f"the client's {total} operations ran {shares}"
+
+
+class _Context(tff.framework.SyncContext):
+    def __init__(self, runtime: DeviceRuntime):
+        self._runtime = runtime
+
+    def invoke(self, comp, arg):
+        return self._runtime.run(comp, arg)
+
+
+class _AsyncContext(tff.framework.AsyncContext):
+    def __init__(self, runtime: DeviceRuntime):
+        self._runtime = runtime
+
+    async def invoke(self, comp, arg):
+        if asyncio.iscoroutine(arg):
+            arg = await arg
+        return await asyncio.to_thread(self._runtime.run, comp, arg)
+
+
+class _DatasetReader:
+    """Datasets as variant tensors, checked against the type that the computation wants."""
+
+    def __init__(self):
+        # A client's few batches are read by the thread that works on them: TensorFlow's default,
+        # a pipeline that is rewritten and tuned while it runs, costs more than it brings.
+        options = tf.data.Options()
+        options.autotune.enabled = False
+        options.experimental_optimization.apply_default_optimizations = False
+        options.threading.private_threadpool_size = 1
+        self._options = _serialized(options)
+        self._known: list[tuple[object, tff.SequenceType]] = []
+
+    def for_clients(self, value, type_spec: tff.SequenceType) -> tf.Tensor:
+        dataset = self._checked(value, type_spec)
+        specs = tf.nest.flatten(dataset.element_spec)
+        # `Dataset.with_options` does the same in ten times the time.
+        return tf.raw_ops.OptionsDataset(
+            input_dataset=tf.data.experimental.to_variant(dataset),
+            serialized_options=self._options,
+            output_types=[spec.dtype for spec in specs],
+            output_shapes=[spec.shape for spec in specs],
+        )
+
+    def as_given(self, value, type_spec: tff.SequenceType) -> tf.Tensor:
+        return tf.data.experimental.to_variant(self._checked(value, type_spec))
+
+    def _checked(self, value, type_spec) -> tf.data.Dataset:
+        if isinstance(value, list):
+            specs = tff.types.type_to_tf_tensor_specs(type_spec.element)
+            return tf.data.Dataset.from_generator(lambda: iter(value), output_signature=specs)
+        if not isinstance(value, tf.data.Dataset):
+            raise TypeError(f"{type(value).__name__} is no dataset of type {type_spec}")
+        spec = value.element_spec
+        if not any(type_spec is t and spec == s for s, t in self._known):
+            found = tff.SequenceType(tff.types.tensorflow_to_type(spec))
+            if not type_spec.is_assignable_from(found):
+                raise TypeError(f"a dataset of type {found} is no {type_spec}")
+            self._known = [*self._known[-15:], (spec, type_spec)]
+        return value
+
+
+def _serialized(options: tf.data.Options) -> bytes:
+    """Options as the operation takes them, read off a dataset that has them."""
+    dataset = tf.data.Dataset.range(1).with_options(options)
+    graph = tf.raw_ops.DatasetToGraphV2(input_dataset=tf.data.experimental.to_variant(dataset))
+    nodes = tf.compat.v1.GraphDef.FromString(graph.numpy()).node
+    (node,) = [node for node in nodes if node.op == "OptionsDataset"]
+    return node.attr["serialized_options"].s
+
+
+def _without_placement(type_spec: tff.Type) -> tff.Type:
+    """The type with the members of its federated types in their places."""
+    if isinstance(type_spec, tff.FederatedType):
+        return type_spec.member
+    if isinstance(type_spec, tff.types.StructWithPythonType):
+        return tff.types.StructWithPythonType(
+            [(n, _without_placement(t)) for n, t in tff.structure.iter_elements(type_spec)],
+            type_spec.python_container,
+        )
+    if isinstance(type_spec, tff.StructType):
+        return tff.StructType(
+            [(n, _without_placement(t)) for n, t in tff.structure.iter_elements(type_spec)]
+        )
+    return type_spec

@@ -1,0 +1,238 @@
+"""TFF's C++ workers on several machines, which somebody started there.
+
+On each machine:
+
+    python -m tff_fedlabel.runtime.workers serve --port 8000 --host ADDRESS
+
+and where the learning process runs:
+
+>>> with runtime.use("workers", addresses=["10.0.0.2:8000", "10.0.0.3:8000"]):
+...     output = process.next(state, client_data)
+
+A round's clients are divided over the workers and their partial aggregates merged; the result is
+that of the local runtime. A worker that dies, hangs or loses its network is left out and its part
+of the round computed by the others; it is asked again at each later call, so that a worker that was
+started anew comes back.
+
+There is no password and no encryption: whoever reaches a worker's port can run computations on it.
+Connect the machines by a private network or a tunnel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import functools
+import ipaddress
+import re
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+
+import tensorflow_federated as tff
+
+from tff_fedlabel.runtime import _mergeable, _pool, _remote
+from tff_fedlabel.runtime._mergeable import NotMergeableError
+
+__all__ = ["NotMergeableError", "WorkersRuntime", "start", "validate"]
+
+
+def validate(
+    *,
+    addresses: Sequence[str] = (),
+    attempts: int = 3,
+    connect_timeout: float = 30.0,
+    heartbeat_timeout: float = 20.0,
+    default_num_clients: int = 0,
+    stream_structs: bool = False,
+) -> None:
+    """Raises `ValueError`, in one line, where an option of `start` has a bad value."""
+    if not isinstance(addresses, list | tuple) or not addresses:
+        raise ValueError(
+            f"addresses is {addresses!r}; it must be a list of 'host:port' with one entry for each "
+            "worker"
+        )
+    for address in addresses:
+        _check_address(address)
+    for i, address in enumerate(addresses):
+        if address.lower() in (earlier.lower() for earlier in addresses[:i]):
+            raise ValueError(f"addresses names {address!r} twice")
+    for option, value, least in (
+        ("attempts", attempts, 1),
+        ("default_num_clients", default_num_clients, 0),
+    ):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(f"{option} is {value!r}; it must be an integer of {least} or more")
+    for option, value in (
+        ("connect_timeout", connect_timeout),
+        ("heartbeat_timeout", heartbeat_timeout),
+    ):
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not 0 < value < float("inf"):
+            raise ValueError(f"{option} is {value!r}; it must be seconds above 0")
+    if not isinstance(stream_structs, bool):
+        raise ValueError(f"stream_structs is {stream_structs!r}; it must be True or False")
+
+
+def _check_address(address: object) -> None:
+    match = isinstance(address, str) and re.fullmatch(
+        r"(?:(?P<name>[A-Za-z0-9._-]+)|\[(?P<ip6>[0-9A-Fa-f:.]+)\]):(?P<port>[0-9]{1,5})", address
+    )
+    if match and 0 < int(match["port"]) < 2**16:
+        if match["name"]:
+            return
+        with contextlib.suppress(ValueError):
+            ipaddress.IPv6Address(match["ip6"])
+            return
+    raise ValueError(
+        f"addresses holds {address!r}; a worker's address is 'host:port', an IPv6 one '[host]:port'"
+    )
+
+
+@contextlib.contextmanager
+def start(
+    *,
+    addresses: Sequence[str],
+    attempts: int = 3,
+    connect_timeout: float = 30.0,
+    heartbeat_timeout: float = 20.0,
+    default_num_clients: int = 0,
+    stream_structs: bool = False,
+) -> Iterator[WorkersRuntime]:
+    """Connects to workers for the length of a `with` block; they run on when it is left.
+
+    Several workers share a computation that takes values of clients; one that does not runs on one
+    of them. With a single address every computation runs there as a whole.
+
+    Args:
+      addresses: "host:port" of each worker.
+      attempts: How often a computation is tried, in all, where workers are lost in the middle.
+      connect_timeout: Seconds the workers have to answer at the start. Those that do not are left
+        out for the time being.
+      heartbeat_timeout: Seconds without a sign of life after which a worker is given up. How long
+        a computation takes does not matter.
+      default_num_clients: Number of clients of a computation whose arguments do not tell.
+      stream_structs: Send structures part by part, for values above gRPC's 2 GB.
+
+    Yields:
+      A `WorkersRuntime`.
+
+    Raises:
+      ValueError: See `validate`.
+      WorkerError: No worker answered. Inside the block a computation raises it when no worker is
+        left or workers were lost in each of `attempts` attempts; `NotMergeableError` when it
+        cannot be divided.
+    """
+    validate(
+        addresses=addresses,
+        attempts=attempts,
+        connect_timeout=connect_timeout,
+        heartbeat_timeout=heartbeat_timeout,
+        default_num_clients=default_num_clients,
+        stream_structs=stream_structs,
+    )
+    compiler = _COMPILERS[len(addresses) > 1]
+
+    def make_context(stub):
+        return _remote.async_context(
+            stub, default_num_clients, stream_structs, compiler, keep_executors=False
+        )
+
+    with contextlib.ExitStack() as resources:
+        # A block that is never left, as in a notebook, ends while Python is still whole.
+        atexit.register(resources.close)
+        resources.callback(atexit.unregister, resources.close)
+        # Left in reverse: the connections end first, so that no thread waits for a worker.
+        loop = resources.enter_context(_remote.EventLoopThread("tff-workers"))
+        remotes = []
+        for address in addresses:
+            thread = resources.enter_context(_remote.EventLoopThread(f"tff-worker-{address}"))
+            remotes.append(_pool.Remote(address, thread, make_context, heartbeat_timeout))
+        pool = _pool.Pool(remotes, attempts)
+        resources.callback(_close, pool, loop)
+        loop.result(pool.connect(connect_timeout))
+        yield WorkersRuntime(pool, loop, compiler)
+
+
+def _close(pool, loop):
+    if loop.is_alive():  # it is not in a forked child
+        loop.result(pool.close())
+
+
+class WorkersRuntime:
+    """The contexts of a set of workers: `context` and `async_context`."""
+
+    def __init__(self, pool, loop, compiler):
+        self._pool = pool
+        self._loop = loop
+        self.async_context = _AsyncContext(pool, loop, compiler)
+        self.context = _SyncContext(pool, loop, compiler)
+
+    @property
+    def processes(self) -> tuple[int, ...]:
+        """Empty: the workers are not ours."""
+        return ()
+
+    @property
+    def lost(self) -> dict[str, str]:
+        """The addresses of the workers that are left out at present, and why."""
+        return self._pool.lost
+
+    def check(self) -> None:
+        """Raises `WorkerError` where no worker answers."""
+        self._pool.check_open()
+        self._loop.result(self._pool.check())
+
+
+class _Compiler:
+    """Compiles a computation once for all workers, in whatever thread it is first needed."""
+
+    def __init__(self, divide: bool):
+        # Computations are compiled inside each other's plans, so the lock is taken repeatedly.
+        self._lock = threading.RLock()
+        self._compile = functools.lru_cache(tff.backends.native.desugar_and_transform_to_native)
+        self._make_plan = functools.lru_cache(lambda comp: _mergeable.Plan(comp, self, divide))
+
+    def __call__(self, comp: tff.Computation) -> tff.Computation:
+        with self._lock:
+            return self._compile(comp)
+
+    def plan(self, comp: tff.Computation) -> _mergeable.Plan:
+        with self._lock:
+            return self._make_plan(comp)
+
+
+# Compiling a round takes seconds, and does not depend on the workers.
+_COMPILERS = {divide: _Compiler(divide) for divide in (False, True)}
+
+
+class _SyncContext(tff.framework.SyncContext):
+    def __init__(self, pool, loop, compiler):
+        self._pool = pool
+        self._loop = loop
+        self._compiler = compiler
+
+    def invoke(self, comp, arg):
+        self._pool.check_open()
+        return self._loop.result(self._pool.run(self._compiler.plan(comp), arg))
+
+
+class _AsyncContext(tff.framework.AsyncContext):
+    def __init__(self, pool, loop, compiler):
+        self._pool = pool
+        self._loop = loop
+        self._compiler = compiler
+
+    async def invoke(self, comp, arg):
+        if asyncio.iscoroutine(arg):
+            arg = await arg
+        self._pool.check_open()
+        work = self._loop.submit(self._pool.run(self._compiler.plan(comp), arg))
+        return await asyncio.wrap_future(work)
+
+
+if __name__ == "__main__":
+    from tff_fedlabel.runtime import _serve
+
+    sys.exit(_serve.main(sys.argv))
