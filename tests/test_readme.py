@@ -11,7 +11,7 @@ README = pathlib.Path(__file__).resolve().parents[1] / "README.md"
 
 @pytest.mark.usefixtures("local_runtime")
 def test_pipeline_example_runs(capsys):
-    (code,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    code, *_ = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     assert len(code.splitlines()) < 50
     code = code.replace("range(20)", "range(2)").replace("_steps=10", "_steps=1")
     rng = np.random.default_rng(0)

@@ -97,8 +97,9 @@ def use(
     each other, nest, and be open in several threads.
 
     Args:
-      name: `"local"`: TFF's C++ worker on this machine, see `runtime.local.start`;
-        `"workers"`: such workers on several machines, see `runtime.workers.start`.
+      name: `"device"`: the TensorFlow of this process, GPUs included, see `runtime.device.start`;
+        `"local"`: TFF's C++ worker on this machine, see `runtime.local.start`; `"workers"`: such
+        workers on several machines, see `runtime.workers.start`.
       asynchronous: `True` installs a `tff.program.NativeFederatedContext`, which code written for
         `tff.program` needs; calls then return awaitable references and need a running event loop.
         `False` installs a synchronous context: a call returns its value.
@@ -110,7 +111,9 @@ def use(
     Raises:
       ValueError: An unknown name, an unknown option, or a bad value; on the call itself.
       WorkerError: A worker did not start; on entering the block. Inside the block a computation
-        raises it when its worker dies, and `ComputationError` when the computation itself fails.
+        raises it when its worker dies, `ComputationError` when the computation itself fails, and
+        `UnsupportedComputationError` or `ComputationError` when the runtime cannot run its kind.
+      DeviceError: A GPU was required and there is none.
     """
     if name not in RUNTIMES:
         raise ValueError(

@@ -51,10 +51,6 @@ class Graph:
         self._lock = threading.Lock()
         self._free: list[_Imported] = []
 
-    @property
-    def num_results(self) -> int:
-        return len(self._fetches)
-
     def __call__(self, arguments: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         if self._is_seeded:
             return self._import()(arguments)
