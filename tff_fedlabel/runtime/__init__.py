@@ -19,6 +19,7 @@ from typing import Any
 
 import tensorflow_federated as tff
 
+from tff_fedlabel.runtime import device, local, workers
 from tff_fedlabel.runtime._errors import (
     ComputationError,
     DeviceError,
@@ -35,7 +36,10 @@ __all__ = [
     "UnsupportedComputationError",
     "WorkerError",
     "choose",
+    "device",
+    "local",
     "use",
+    "workers",
 ]
 
 # name -> module. A module has `start(**options)`, a context manager that yields an object with

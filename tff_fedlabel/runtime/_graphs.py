@@ -3,8 +3,8 @@
 A graph is imported once and then called like any other function, on whichever device the caller's
 `tf.device` names. Graphs without state are shared by all threads. A graph that owns variables,
 tables or seeded random operations would carry them from one call into the next, where TFF promises
-a fresh start: each call initializes its variables, no two calls at once share a copy, and seeded
-random operations are imported anew.
+a fresh start: each call makes its variables and destroys them again, no two calls at once share a
+copy, and seeded random operations are imported anew.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from collections.abc import Iterator, Sequence
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_fedlabel.runtime import _private_tensorflow
+from tff_fedlabel.runtime._private_tensorflow import Call
 
 # Operations that keep what they made in TensorFlow's resource manager, found there by name.
 _RESOURCES = frozenset(
-    {"VarHandleOp", "VariableV2", "Variable", "HashTableV2", "MutableHashTableV2"}
-    | {"MutableDenseHashTableV2", "MutableHashTableOfTensorsV2", "StatefulRandomResource"}
+    {"VarHandleOp", "HashTableV2", "MutableHashTableV2"}
+    | {"MutableDenseHashTableV2", "MutableHashTableOfTensorsV2"}
 )
 _SEEDS = ("seed", "seed2")
 _copies = itertools.count()
@@ -51,16 +51,16 @@ class Graph:
         self._lock = threading.Lock()
         self._free: list[_Imported] = []
 
-    def __call__(self, arguments: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def __call__(self, arguments: Sequence[tf.Tensor], call: Call) -> list[tf.Tensor]:
         if self._is_seeded:
-            return self._import()(arguments)
+            return self._import()(arguments, call)
         if self._has_resources:
             with self._copy() as imported:
-                return imported(arguments)
+                return imported(arguments, call)
         with self._lock:
             if not self._free:
                 self._free.append(self._import())
-        return self._free[0](arguments)
+        return self._free[0](arguments, call)
 
     @contextlib.contextmanager
     def _copy(self) -> Iterator[_Imported]:
@@ -84,7 +84,7 @@ class _Imported:
     """A graph in this process, cut down to what its results need."""
 
     def __init__(self, graph_def, initialize_op, feeds, fetches, token):
-        wrapped = tf.compat.v1.wrap_function(lambda: tf.import_graph_def(graph_def, name=""), [])
+        wrapped = tf.compat.v1.wrap_function(lambda: _import(graph_def), [])
         graph = wrapped.graph
         tensors = [graph.get_tensor_by_name(name) for name in feeds]
         if token:  # TFF's name for a session, which some of its own graphs ask for
@@ -95,15 +95,30 @@ class _Imported:
         unique = list(dict.fromkeys(fetches))
         self._positions = [unique.index(name) for name in fetches]
         self._run = wrapped.prune(tensors, [graph.get_tensor_by_name(name) for name in unique])
-        self._initialize = None
+        self._initialize = self._destroy = None
         if initialize_op:
             self._initialize = wrapped.prune([], [graph.get_operation_by_name(initialize_op)])
+        destroy = [op for op in graph.get_operations() if op.type == "DestroyResourceOp"]
+        if destroy:
+            self._destroy = wrapped.prune([], destroy)
 
-    def __call__(self, arguments):
-        if self._initialize is not None:
-            self._initialize()
-        results = _private_tensorflow.call_flat(self._run, [*arguments, *self._token])
+    def __call__(self, arguments, call):
+        try:
+            if self._initialize is not None:
+                call.run(self._initialize, [])
+            results = call.run(self._run, [*arguments, *self._token])
+        finally:
+            if self._destroy is not None:
+                Call().run(self._destroy, [])  # also of a call that was cancelled
         return [results[position] for position in self._positions]
+
+
+def _import(graph_def) -> None:
+    """Imports a graph, with operations that destroy what it keeps."""
+    tf.import_graph_def(graph_def, name="")
+    for operation in tf.compat.v1.get_default_graph().get_operations():
+        if operation.type in _RESOURCES:
+            tf.raw_ops.DestroyResourceOp(resource=operation.outputs[0], ignore_lookup_error=True)
 
 
 def _tensor_names(binding) -> list[str]:
@@ -128,7 +143,7 @@ def _is_seeded(node) -> bool:
     """Whether a node draws from a seeded generator that it keeps between calls."""
     if node.op.startswith("Stateless") or "seed" not in node.attr or "Dataset" in node.op:
         return False
-    return any(node.attr[name].i for name in _SEEDS)
+    return any(name in node.attr and node.attr[name].i for name in _SEEDS)
 
 
 def _with_own_resources(graph_def, prefix):
@@ -199,21 +214,27 @@ def _tensors_outside_sequences(type_spec) -> int:
     return 0
 
 
-def unflatten(tensors: Sequence[tf.Tensor], type_spec: tff.Type):
-    """The value of a type from its tensors: NumPy leaves, as every TFF context gives them."""
-    value, rest = _unflatten(list(tensors), type_spec)
-    assert not rest
+def unflatten(tensors: Sequence[tf.Tensor], type_spec: tff.Type, leaf=None):
+    """The value of a type from its tensors.
+
+    Args:
+      tensors: As `flatten` gives them.
+      type_spec: The type, without placement.
+      leaf: What becomes of a tensor; by default it becomes a NumPy value, as in every TFF context.
+    """
+    value = _unflatten(iter(tensors), type_spec, leaf or (lambda tensor: tensor.numpy()))
     return tff.types.type_to_py_container(value, type_spec)
 
 
-def _unflatten(tensors, type_spec):
+def _unflatten(tensors, type_spec, leaf):
     if isinstance(type_spec, tff.TensorType):
-        return tensors[0].numpy(), tensors[1:]
+        return leaf(next(tensors))
     if isinstance(type_spec, tff.SequenceType):
         spec = tff.types.type_to_tf_tensor_specs(type_spec.element)
-        return tf.data.experimental.from_variant(tensors[0], spec), tensors[1:]
-    elements = []
-    for name, element_type in tff.structure.iter_elements(type_spec):
-        element, tensors = _unflatten(tensors, element_type)
-        elements.append((name, element))
-    return tff.structure.Struct(elements), tensors
+        return tf.data.experimental.from_variant(next(tensors), spec)
+    return tff.structure.Struct(
+        [
+            (name, _unflatten(tensors, element_type, leaf))
+            for name, element_type in tff.structure.iter_elements(type_spec)
+        ]
+    )

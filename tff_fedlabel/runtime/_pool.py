@@ -220,7 +220,7 @@ class Pool:
         attempts = _Attempts(self._attempts)
         if plan.whole is not None:
             return (await self._compute(plan.whole, [argument], attempts))[0]
-        parts = plan.divide(argument, len(self._alive()))
+        parts = plan.divide(argument, len(self._remotes))
         merged, *others = await self._compute(plan.up_to_merge, parts, attempts)
         for other in others:
             pair = plan.merge_argument(merged, other)

@@ -1,9 +1,10 @@
 """What only private modules of TensorFlow 2.14 can do.
 
-* A function that runs can be cancelled from another thread only through the cancellation manager of
-  `tensorflow.python.eager`: without it Ctrl-C would wait for every client that is being computed.
-* Which device an operation inside a function was placed on is told only by the graphs that the eager
-  context collects; `tf.debugging.set_log_device_placement` prints it and returns nothing.
+* A function that runs can be cancelled from another thread only through a cancellation manager of
+  `tensorflow.python.eager`, and its public-looking context is one global for all threads: `call`
+  hands it over directly. Without it Ctrl-C would wait for every client that is being computed.
+* Which device an operation inside a function was placed on is told only by the graphs that the
+  eager context collects; `tf.debugging.set_log_device_placement` prints it and returns nothing.
 * A function that was cut out of a graph has no Python signature. Called the public way it first
   fails to bind its arguments to one, with a traceback, at every call: that costs as much as all of
   a small client's work.
@@ -12,12 +13,12 @@
 from __future__ import annotations
 
 import collections
-import contextlib
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable
 
-from tensorflow.python.eager import cancellation
+import tensorflow as tf
+from tensorflow.python.eager import cancellation, execute
 from tensorflow.python.eager import context as eager_context
-
 
 # Part of every partition, on whichever device; they compute nothing.
 _BOOKKEEPING = frozenset({"_Arg", "_Retval", "_DeviceRetval", "_DeviceArg", "_Send", "_Recv"}) | {
@@ -29,17 +30,28 @@ _BOOKKEEPING = frozenset({"_Arg", "_Retval", "_DeviceRetval", "_DeviceArg", "_Se
 }
 
 
-def call_flat(function, tensors: list) -> list:
-    """Calls a concrete function on the tensors of its inputs, in their order."""
-    return function._call_flat(tensors, function.captured_inputs)
+class Call:
+    """What is computed for one caller, and can be cancelled from any thread."""
 
+    def __init__(self):
+        self._manager = cancellation.CancellationManager()
 
-@contextlib.contextmanager
-def cancellable() -> Iterator[Callable[[], None]]:
-    """Yields a function that cancels the TensorFlow functions that run inside the block."""
-    manager = cancellation.CancellationManager()
-    with cancellation.CancellationManagerContext(manager):
-        yield manager.start_cancel
+    def cancel(self) -> None:
+        self._manager.start_cancel()
+
+    def run(self, function, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Calls a concrete function on the tensors of its inputs, in their order."""
+        context = eager_context.context()
+        name = function.name
+        options = context.function_call_options.as_attrs()
+        return execute.execute_with_cancellation(
+            name.decode() if isinstance(name, bytes) else name,
+            num_outputs=len(function.outputs),
+            inputs=tensors,
+            attrs=tuple(itertools.chain(*options.items())),
+            ctx=context,
+            cancellation_manager=self._manager,
+        )
 
 
 def operations_by_device(call: Callable[[], object]) -> tuple[object, collections.Counter]:

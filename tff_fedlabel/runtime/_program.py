@@ -45,13 +45,9 @@ def _replaced(value, type_spec: tff.Type | None, replace) -> Any:
     """`value` with `replace` applied to what is placed at the clients."""
     if type_spec is None:
         return value
-    if isinstance(type_spec, tff.FederatedType) and type_spec.placement is tff.CLIENTS:
+    if _at_clients(type_spec):
         return value if type_spec.all_equal else replace(value, type_spec.member)
-    has_clients = isinstance(type_spec, tff.StructType) and any(
-        isinstance(t, tff.FederatedType) and t.placement is tff.CLIENTS
-        for _, t in tff.structure.iter_elements(type_spec)
-    )
-    if not has_clients:
+    if not isinstance(type_spec, tff.StructType) or not tff.types.contains(type_spec, _at_clients):
         return value
     values = tff.structure.to_elements(tff.structure.from_container(value))
     types = tff.structure.iter_elements(type_spec)
@@ -60,13 +56,23 @@ def _replaced(value, type_spec: tff.Type | None, replace) -> Any:
     )
 
 
+def _at_clients(type_spec: tff.Type) -> bool:
+    return isinstance(type_spec, tff.FederatedType) and type_spec.placement is tff.CLIENTS
+
+
 class _Holder:
     def __init__(self, clients):
         self.clients = clients
 
 
+def _has_leaves(member: tff.Type) -> bool:
+    return tff.types.contains(member, lambda t: not isinstance(t, tff.StructType))
+
+
 def _hold(clients, member: tff.Type):
     """Something that TFF walks through by the type of one client, and that keeps them all."""
+    if not _has_leaves(member):
+        return clients
     holder = _Holder(clients)
 
     def build(type_spec):
@@ -80,7 +86,8 @@ def _hold(clients, member: tff.Type):
 
 
 def _release(held, member: tff.Type):
-    del member
+    if not _has_leaves(member):
+        return held
     while isinstance(held, tff.structure.Struct):
         held = held[0]
     return held.clients

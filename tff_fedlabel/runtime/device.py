@@ -12,6 +12,10 @@ this process (`_graphs`), and a round is
 No process is started and no port is opened. The order in which clients are summed does not depend
 on which is done first, so on CPUs a run repeats itself bit for bit; on GPUs some of TensorFlow's
 operations do not, unless `deterministic=True`.
+
+Datasets are read where they are. One that shuffles with `Dataset.shuffle` goes on in the next round
+where it stopped; the worker gets a copy each round, which starts from the seed again. Those of
+`datasets.federated` are the same in both.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ import collections
 import concurrent.futures
 import contextlib
 import functools
+import itertools
 import os
 import threading
 import weakref
@@ -38,6 +43,7 @@ from tff_fedlabel.runtime._compiling import (
 )
 from tff_fedlabel.runtime._errors import ComputationError, DeviceError
 from tff_fedlabel.runtime._graphs import flatten, unflatten
+from tff_fedlabel.runtime._private_tensorflow import Call
 
 __all__ = ["DeviceRuntime", "start", "validate"]
 
@@ -131,6 +137,8 @@ class DeviceRuntime:
         self._callers = concurrent.futures.ThreadPoolExecutor(4, "tff-device-caller")
         self._plans: dict[int, tuple[weakref.ref, LocalPlan | RoundPlan]] = {}
         self._lock = threading.Lock()
+        self._measuring = threading.Lock()
+        self._calls: set[Call] = set()
         self._closed = False
         self._datasets = _DatasetReader()
         self.context = _Context(self)
@@ -144,26 +152,42 @@ class DeviceRuntime:
             )
 
     def close(self) -> None:
+        """Cancels what still runs, in other threads, and ends."""
         self._closed = True
+        for call in list(self._calls):
+            call.cancel()
         for pool in (self._callers, self._pool):
             pool.shutdown(wait=True, cancel_futures=True)
         self._plans.clear()
 
-    def run(self, comp: tff.framework.ConcreteComputation, argument):
-        """Computes `comp(argument)`; see `tff.framework.SyncContext.invoke`."""
+    def run(self, comp: tff.framework.ConcreteComputation, argument, call: Call | None = None):
+        """Computes `comp(argument)`; see `tff.framework.SyncContext.invoke`.
+
+        Args:
+          comp: The computation.
+          argument: Its argument, or None.
+          call: With it the computation can be cancelled from another thread.
+        """
         self.check()
         plan = self._plan(comp)
         run = self._run_local if isinstance(plan, LocalPlan) else self._run_round
-        with _private_tensorflow.cancellable() as cancel:
-            caller = self._callers.submit(run, comp.type_signature, plan, argument)
-            try:
-                return caller.result()
-            except tf.errors.OpError as error:
-                raise ComputationError(f"the computation failed: {error.message}") from error
-            except BaseException:
-                cancel()
+        call = call or Call()
+        self._calls.add(call)
+        caller = None
+        try:
+            caller = self._callers.submit(run, comp.type_signature, plan, argument, call)
+            return caller.result()
+        except BaseException as error:
+            call.cancel()
+            if caller is not None:
                 concurrent.futures.wait([caller])
-                raise
+            if isinstance(error, Exception):
+                self.check()
+            if isinstance(error, tf.errors.OpError):
+                raise ComputationError(f"the computation failed: {error.message}") from error
+            raise
+        finally:
+            self._calls.discard(call)
 
     def _plan(self, comp) -> LocalPlan | RoundPlan:
         # Not keyed by the computation itself: its hash serializes all of it.
@@ -175,58 +199,66 @@ class DeviceRuntime:
                 self._plans[id(comp)] = (weakref.ref(comp, lambda _: forget()), plan)
             return plan
 
-    def _run_local(self, type_spec, plan: LocalPlan, argument):
+    def _run_local(self, type_spec, plan: LocalPlan, argument, call):
         with tf.device(self.devices[0]):
             arguments = []
             if type_spec.parameter is not None:
                 parameter = _without_placement(type_spec.parameter)
                 arguments = flatten(argument, parameter, self._datasets.as_given)
-            return unflatten(plan.graph(arguments), _without_placement(type_spec.result))
+            return unflatten(plan.graph(arguments, call), _without_placement(type_spec.result))
 
-    def _run_round(self, type_spec, plan: RoundPlan, argument):
+    def _run_round(self, type_spec, plan: RoundPlan, argument, call):
         server, clients = plan.split(argument)
         with tf.device(self.devices[0]):
             state = flatten(server, plan.server_type, self._datasets.as_given)
-            context = plan.prepare(state)
-            total = plan.zero([])
-            for update in self._updates(plan, clients, context):
-                total = plan.accumulate(total + update)
-            results = plan.update(state + plan.report(total))
+            context = plan.prepare(state, call)
+            total = plan.zero([], call)
+            for update in self._updates(plan, clients, context, call):
+                total = plan.accumulate(total + update, call)
+            results = plan.update(state + plan.report(total, call), call)
             return unflatten(results[plan.skip :], _without_placement(type_spec.result))
 
-    def _updates(self, plan, clients, context) -> Iterator[list[tf.Tensor]]:
+    def _updates(self, plan, clients, context, call) -> Iterator[list[tf.Tensor]]:
         """The clients' updates in the clients' order, with a bounded number in flight."""
         waiting: collections.deque[concurrent.futures.Future] = collections.deque()
         try:
             for number, client in enumerate(clients):
                 if self._on_gpu and self.placement is None:
-                    yield self._measured(plan, client, context)
+                    yield self._measured(plan, client, context, call)
                     continue
                 if len(waiting) == self._in_flight:
                     yield waiting.popleft().result()
                 device = self.devices[number % len(self.devices)]
-                waiting.append(self._pool.submit(self._work, plan, client, context, device))
+                work = self._pool.submit(self._work, plan, client, context, device, call)
+                waiting.append(work)
             while waiting:
                 yield waiting.popleft().result()
+        except BaseException:
+            call.cancel()  # the others' work is in vain
+            raise
         finally:
             for future in waiting:
                 future.cancel()
             concurrent.futures.wait(waiting)
 
-    def _work(self, plan, client, context, device) -> list[tf.Tensor]:
+    def _work(self, plan, client, context, device, call) -> list[tf.Tensor]:
         with tf.device(device):
             data = flatten(client, plan.client_type, self._datasets.for_clients)
-            return plan.work(data + context)
+            return plan.work(data + context, call)
 
-    def _measured(self, plan, client, context) -> list[tf.Tensor]:
+    def _measured(self, plan, client, context, call) -> list[tf.Tensor]:
         """The first client's update, with a report of where its operations ran."""
-        update, self.placement = _private_tensorflow.operations_by_device(
-            lambda: self._work(plan, client, context, self.devices[0])
-        )
-        report = placement_report(self.placement)
-        logging.info("%s", report)
-        if self._require_gpu and not self.placement["GPU"]:
-            raise DeviceError(f"a GPU is required, but {report}")
+        with self._measuring:
+            update, placement = _private_tensorflow.operations_by_device(
+                lambda: self._work(plan, client, context, self.devices[0], call)
+            )
+        if sum(placement.values()):  # else it ran before; the next computation will tell
+            report = placement_report(placement)
+            logging.info("%s", report)
+            if self._require_gpu and not placement["GPU"]:
+                self._plans.clear()  # so that another try measures again
+                raise DeviceError(f"a GPU is required, but {report}")
+            self.placement = placement
         return update
 
 
@@ -256,7 +288,15 @@ class _AsyncContext(tff.framework.AsyncContext):
     async def invoke(self, comp, arg):
         if asyncio.iscoroutine(arg):
             arg = await arg
-        return await asyncio.to_thread(self._runtime.run, comp, arg)
+        call = Call()
+        work = asyncio.ensure_future(asyncio.to_thread(self._runtime.run, comp, arg, call))
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            call.cancel()
+            await asyncio.wait([work])
+            work.exception()  # seen
+            raise
 
 
 class _DatasetReader:
@@ -288,8 +328,7 @@ class _DatasetReader:
 
     def _checked(self, value, type_spec) -> tf.data.Dataset:
         if isinstance(value, list):
-            specs = tff.types.type_to_tf_tensor_specs(type_spec.element)
-            return tf.data.Dataset.from_generator(lambda: iter(value), output_signature=specs)
+            return self._from_list(value, type_spec.element)
         if not isinstance(value, tf.data.Dataset):
             raise TypeError(f"{type(value).__name__} is no dataset of type {type_spec}")
         spec = value.element_spec
@@ -300,13 +339,31 @@ class _DatasetReader:
             self._known = [*self._known[-15:], (spec, type_spec)]
         return value
 
+    def _from_list(self, elements, element_type) -> tf.data.Dataset:
+        """A dataset of a list of elements; neighbours of one shape are stored as one array."""
+        rows = [flatten(element, element_type, self.as_given) for element in elements]
+
+        def dataset(columns):
+            structure = unflatten(columns, element_type, leaf=lambda tensor: tensor)
+            return tf.data.Dataset.from_tensor_slices(structure)
+
+        if not rows:
+            specs = tf.nest.flatten(tff.types.type_to_tf_tensor_specs(element_type))
+            shapes = [[0, *(size or 0 for size in spec.shape)] for spec in specs]
+            return dataset([tf.zeros(n, s.dtype) for n, s in zip(shapes, specs, strict=True)])
+        runs = itertools.groupby(rows, key=lambda row: [tuple(tensor.shape) for tensor in row])
+        parts = [
+            dataset([tf.stack(column) for column in zip(*run, strict=False)]) for _, run in runs
+        ]
+        return functools.reduce(lambda a, b: a.concatenate(b), parts)
+
 
 def _serialized(options: tf.data.Options) -> bytes:
     """Options as the operation takes them, read off a dataset that has them."""
     dataset = tf.data.Dataset.range(1).with_options(options)
     graph = tf.raw_ops.DatasetToGraphV2(input_dataset=tf.data.experimental.to_variant(dataset))
     nodes = tf.compat.v1.GraphDef.FromString(graph.numpy()).node
-    (node,) = [node for node in nodes if node.op == "OptionsDataset"]
+    (node,) = (node for node in nodes if node.op == "OptionsDataset")
     return node.attr["serialized_options"].s
 
 
