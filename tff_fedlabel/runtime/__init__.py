@@ -19,7 +19,6 @@ from typing import Any
 
 import tensorflow_federated as tff
 
-from tff_fedlabel.runtime import device, local, workers
 from tff_fedlabel.runtime._errors import (
     ComputationError,
     DeviceError,
@@ -36,10 +35,7 @@ __all__ = [
     "UnsupportedComputationError",
     "WorkerError",
     "choose",
-    "device",
-    "local",
     "use",
-    "workers",
 ]
 
 # name -> module. A module has `start(**options)`, a context manager that yields an object with
@@ -50,6 +46,13 @@ RUNTIMES = {
     "workers": "tff_fedlabel.runtime.workers",
     "device": "tff_fedlabel.runtime.device",
 }
+
+
+def __getattr__(name: str):
+    # `python -m tff_fedlabel.runtime.workers` wants its module not to be imported by the package.
+    if name in RUNTIMES:
+        return importlib.import_module(RUNTIMES[name])
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 @dataclasses.dataclass(frozen=True)
