@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
+from worker_processes import eventually, running, within
 
 from tff_fedlabel import runtime
 
@@ -44,15 +45,6 @@ def alive(pid):
     return os.path.exists(f"/proc/{pid}")
 
 
-def running(pid):
-    """Whether a process of this id runs; a zombie, left to process 1, does not."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 def family(worker_pid):
     """The worker, its supervising shell and what else that shell started."""
     with open(f"/proc/{worker_pid}/stat") as file:
@@ -67,33 +59,6 @@ def family(worker_pid):
     assert len(members) == 3
     assert os.getpid() not in members
     return members
-
-
-def within(seconds, function):
-    """The result of `function`, which must end in time: a hang fails the test."""
-    outcome = []
-
-    def run():
-        try:
-            outcome.append((function(), None))
-        except BaseException as error:
-            outcome.append((None, error))
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    assert outcome, f"still running after {seconds} s"
-    result, error = outcome[0]
-    if error is not None:
-        raise error
-    return result
-
-
-def eventually(condition, seconds=10.0):
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and not condition():
-        time.sleep(0.02)
-    return condition()
 
 
 def rss_kib(pid):

@@ -38,6 +38,7 @@ def eventually(condition, seconds=10.0):
 
 
 def running(pid):
+    """Whether a process of this id runs; a zombie, left to process 1, does not."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rsplit(")", 1)[1].split()[0] != "Z"

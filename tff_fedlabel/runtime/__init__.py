@@ -19,6 +19,7 @@ from typing import Any
 
 import tensorflow_federated as tff
 
+from tff_fedlabel.runtime._checks import check_flag
 from tff_fedlabel.runtime._errors import (
     ComputationError,
     DeviceError,
@@ -126,8 +127,7 @@ def use(
         raise ValueError(
             f"no runtime {name!r}{_nearest(name, RUNTIMES)}; there is: {', '.join(RUNTIMES)}"
         )
-    if not isinstance(asynchronous, bool):
-        raise ValueError(f"asynchronous is {asynchronous!r}; it must be True or False")
+    check_flag("asynchronous", asynchronous)
     module = importlib.import_module(RUNTIMES[name])
     known = inspect.signature(module.start).parameters
     for option in options:

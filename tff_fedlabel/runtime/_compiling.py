@@ -189,8 +189,6 @@ def _take_apart_round(argument):
 
 
 def _client_list(values) -> list:
-    if isinstance(values, tff.structure.Struct):  # what `tff.program` makes of a list
-        return [value for _, value in tff.structure.iter_elements(values)]
     if not isinstance(values, list | tuple):
         raise TypeError(f"the values of the clients must be a list, got {type(values).__name__}")
     return list(values)

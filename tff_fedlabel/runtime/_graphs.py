@@ -197,21 +197,11 @@ def _to_tensor(value, type_spec: tff.TensorType) -> tf.Tensor:
     return tensor
 
 
-def num_leaves(type_spec: tff.Type | None) -> int:
+def num_leaves(type_spec: tff.Type) -> int:
     """The number of tensors that `flatten` makes of a value of a type."""
-    if type_spec is None:
-        return 0
-    return tff.types.count(
-        type_spec, lambda t: isinstance(t, tff.SequenceType)
-    ) + _tensors_outside_sequences(type_spec)
-
-
-def _tensors_outside_sequences(type_spec) -> int:
-    if isinstance(type_spec, tff.TensorType):
-        return 1
     if isinstance(type_spec, tff.StructType):
-        return sum(_tensors_outside_sequences(t) for _, t in tff.structure.iter_elements(type_spec))
-    return 0
+        return sum(num_leaves(t) for _, t in tff.structure.iter_elements(type_spec))
+    return 1
 
 
 def unflatten(tensors: Sequence[tf.Tensor], type_spec: tff.Type, leaf=None):

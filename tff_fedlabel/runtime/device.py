@@ -36,11 +36,8 @@ import tensorflow_federated as tff
 from absl import logging
 
 from tff_fedlabel.runtime import _private_tensorflow
-from tff_fedlabel.runtime._compiling import (
-    LocalPlan,
-    RoundPlan,
-    compile_computation,
-)
+from tff_fedlabel.runtime._checks import check_flag, check_integer
+from tff_fedlabel.runtime._compiling import LocalPlan, RoundPlan, compile_computation
 from tff_fedlabel.runtime._errors import ComputationError, DeviceError
 from tff_fedlabel.runtime._graphs import flatten, unflatten
 from tff_fedlabel.runtime._private_tensorflow import Call
@@ -55,14 +52,10 @@ def validate(
     require_gpu: bool = False,
 ) -> None:
     """Raises `ValueError`, in one line, where an option of `start` has a bad value."""
-    count = max_concurrent_clients
-    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
-        raise ValueError(
-            f"max_concurrent_clients is {count!r}; it must be None or an integer of 1 or more"
-        )
-    for name, value in (("deterministic", deterministic), ("require_gpu", require_gpu)):
-        if not isinstance(value, bool):
-            raise ValueError(f"{name} is {value!r}; it must be True or False")
+    if max_concurrent_clients is not None:
+        check_integer("max_concurrent_clients", max_concurrent_clients, 1)
+    check_flag("deterministic", deterministic)
+    check_flag("require_gpu", require_gpu)
 
 
 @contextlib.contextmanager
@@ -133,7 +126,7 @@ class DeviceRuntime:
         default = 2 * len(devices) if self._on_gpu else len(os.sched_getaffinity(0))
         self._in_flight = max_concurrent_clients or max(default, len(devices))
         self._pool = concurrent.futures.ThreadPoolExecutor(self._in_flight, "tff-device")
-        # One more, so that server work of one computation never waits for another's clients.
+        # A pool of their own, so that no computation waits for a thread that it holds itself.
         self._callers = concurrent.futures.ThreadPoolExecutor(4, "tff-device-caller")
         self._plans: dict[int, tuple[weakref.ref, LocalPlan | RoundPlan]] = {}
         self._lock = threading.Lock()

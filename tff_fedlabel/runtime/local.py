@@ -19,6 +19,7 @@ from collections.abc import Iterator
 import tensorflow_federated as tff
 
 from tff_fedlabel.runtime import _remote, _worker
+from tff_fedlabel.runtime._checks import check_flag, check_integer, check_seconds
 from tff_fedlabel.runtime._errors import ComputationError, WorkerError
 
 __all__ = [
@@ -41,17 +42,10 @@ def validate(
     worker_binary: str | os.PathLike | None = None,
 ) -> None:
     """Raises `ValueError`, in one line, where an option of `start` has a bad value."""
-    for option, value in (
-        ("default_num_clients", default_num_clients),
-        ("max_concurrent_computation_calls", max_concurrent_computation_calls),
-    ):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise ValueError(f"{option} is {value!r}; it must be an integer of 0 or more")
-    if not isinstance(stream_structs, bool):
-        raise ValueError(f"stream_structs is {stream_structs!r}; it must be True or False")
-    number = isinstance(startup_timeout, int | float) and not isinstance(startup_timeout, bool)
-    if not number or not 0 < startup_timeout < float("inf"):
-        raise ValueError(f"startup_timeout is {startup_timeout!r}; it must be seconds above 0")
+    check_integer("default_num_clients", default_num_clients, 0)
+    check_integer("max_concurrent_computation_calls", max_concurrent_computation_calls, 0)
+    check_flag("stream_structs", stream_structs)
+    check_seconds("startup_timeout", startup_timeout)
     if log_file is not None:
         folder = os.path.dirname(os.path.abspath(log_file))
         target = log_file if os.path.exists(log_file) else folder

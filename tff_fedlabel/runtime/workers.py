@@ -33,6 +33,7 @@ from collections.abc import Iterator, Sequence
 import tensorflow_federated as tff
 
 from tff_fedlabel.runtime import _mergeable, _pool, _remote
+from tff_fedlabel.runtime._checks import check_flag, check_integer, check_seconds
 from tff_fedlabel.runtime._mergeable import NotMergeableError
 
 __all__ = ["NotMergeableError", "WorkersRuntime", "start", "validate"]
@@ -58,21 +59,11 @@ def validate(
     for i, address in enumerate(addresses):
         if address.lower() in (earlier.lower() for earlier in addresses[:i]):
             raise ValueError(f"addresses names {address!r} twice")
-    for option, value, least in (
-        ("attempts", attempts, 1),
-        ("default_num_clients", default_num_clients, 0),
-    ):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueError(f"{option} is {value!r}; it must be an integer of {least} or more")
-    for option, value in (
-        ("connect_timeout", connect_timeout),
-        ("heartbeat_timeout", heartbeat_timeout),
-    ):
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not 0 < value < float("inf"):
-            raise ValueError(f"{option} is {value!r}; it must be seconds above 0")
-    if not isinstance(stream_structs, bool):
-        raise ValueError(f"stream_structs is {stream_structs!r}; it must be True or False")
+    check_integer("attempts", attempts, 1)
+    check_integer("default_num_clients", default_num_clients, 0)
+    check_seconds("connect_timeout", connect_timeout)
+    check_seconds("heartbeat_timeout", heartbeat_timeout)
+    check_flag("stream_structs", stream_structs)
 
 
 def _check_address(address: object) -> None:
