@@ -2,6 +2,7 @@
 
 import asyncio
 import collections
+import concurrent.futures
 import os
 import subprocess
 import sys
@@ -368,6 +369,85 @@ def test_lists_of_batches_of_several_shapes(here):
     ]
     with in_context(here):
         assert tuple(last(batches)) == (11.0, 3314)
+
+
+def test_seeded_shuffles_start_again_in_every_call(here, local):
+    @tff.tensorflow.computation(tff.SequenceType(tff.TensorType(np.int64)))
+    def read(numbers):
+        return numbers.reduce(np.int64(0), lambda read, number: 10 * read + number)
+
+    @tff.federated_computation(tff.FederatedType(read.type_signature.parameter, tff.CLIENTS))
+    def read_all(clients):
+        return tff.federated_sum(tff.federated_map(read, clients))
+
+    def numbers():
+        return tf.data.Dataset.range(1, 9)
+
+    def make():
+        twice = numbers().shuffle(8, seed=1).map(lambda x: x + 1).shuffle(4, seed=2)
+        return [
+            numbers(),
+            numbers().shuffle(8, seed=1),
+            twice.batch(3).unbatch(),
+            numbers().cache().shuffle(8, seed=3, reshuffle_each_iteration=False),
+        ]
+
+    # A new dataset starts from its seed: read here, once each.
+    orders = [[int(number) for number in dataset] for dataset in make()]
+    values = [int("".join(map(str, order))) for order in orders]
+    assert orders[0] == list(range(1, 9)) and orders[0] != orders[1]
+    datasets = make()
+    for backend in (local, here):
+        with in_context(backend):
+            for _ in range(3):
+                assert read_all(datasets) == sum(values)
+                assert [read(dataset) for dataset in datasets] == values
+
+    def count():
+        yield from range(1, 9)
+
+    generated = tf.data.Dataset.from_generator(
+        count, output_signature=tf.TensorSpec([], tf.int64)
+    ).shuffle(8, seed=1)
+    tables = tf.lookup.StaticHashTable(
+        tf.lookup.KeyValueTensorInitializer(tf.range(9, dtype=tf.int64), tf.range(9)), -1
+    )
+    looked_up = numbers().map(lambda x: tf.cast(tables[x], tf.int64)).shuffle(8, seed=1)
+    with in_context(here):
+        assert read(generated) == read(generated) == values[1]
+        assert read(looked_up) == read(looked_up) == values[1]
+
+
+def test_ready_computations_do_not_wait_for_one_that_is_compiled(here, monkeypatch):
+    @tff.tensorflow.computation(np.int32)
+    def double(x):
+        return 2 * x
+
+    @tff.tensorflow.computation(np.int32)
+    def slow(x):
+        return 3 * x
+
+    compiling, ready = threading.Event(), threading.Event()
+    compile_computation = device.compile_computation
+
+    def compile_slowly(comp):
+        compiling.set()
+        assert ready.wait(30)
+        return compile_computation(comp)
+
+    def call_slow():
+        with in_context(here):
+            return slow(2)
+
+    with in_context(here):
+        assert double(1) == 2
+        monkeypatch.setattr(device, "compile_computation", compile_slowly)
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            result = pool.submit(call_slow)
+            assert compiling.wait(30)
+            assert double(2) == 4 and not result.done()
+            ready.set()
+            assert result.result(30) == 6
 
 
 def test_tables_start_empty_and_nothing_is_kept(here):

@@ -14,6 +14,7 @@ import tensorflow_federated as tff
 
 from tff_fedlabel.runtime._errors import UnsupportedComputationError
 from tff_fedlabel.runtime._graphs import Graph, num_leaves
+from tff_fedlabel.runtime._types import has_clients, is_at, is_client_list
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +69,7 @@ def compile_computation(comp: tff.framework.ConcreteComputation) -> LocalPlan | 
     tree = comp.to_building_block()
     _refuse_intrinsics(tree)
     try:
-        if _has_clients(comp.type_signature) or _uses_clients(tree):
+        if has_clients(comp.type_signature) or _uses_clients(tree):
             return _compile_round(comp)
         local = tff.backends.mapreduce.consolidate_and_extract_local_processing(
             tree, _graph_options()
@@ -117,19 +118,11 @@ def _refuse_intrinsics(tree) -> None:
             )
 
 
-def _is_at(type_spec, placement) -> bool:
-    return isinstance(type_spec, tff.FederatedType) and type_spec.placement is placement
-
-
-def _has_clients(type_spec) -> bool:
-    return tff.types.contains(type_spec, lambda t: _is_at(t, tff.CLIENTS))
-
-
 def _uses_clients(tree) -> bool:
     found = []
 
     def visit(block):
-        found.append(_has_clients(block.type_signature))
+        found.append(has_clients(block.type_signature))
         return block, False
 
     tff.framework.transform_postorder(tree, visit)
@@ -137,7 +130,7 @@ def _uses_clients(tree) -> bool:
 
 
 def _compile_round(comp) -> RoundPlan:
-    if _has_clients(comp.type_signature.result):
+    if has_clients(comp.type_signature.result):
         raise UnsupportedComputationError(
             f"the device runtime cannot return values of clients ({comp.type_signature.result}); "
             'aggregate them, or use runtime.use("local")'
@@ -175,10 +168,9 @@ def _is_round(type_spec) -> bool:
         if not isinstance(struct, tff.StructType) or len(struct) != 2:
             return False
     return (
-        _is_at(parameter[0], tff.SERVER)
-        and _is_at(parameter[1], tff.CLIENTS)
-        and not parameter[1].all_equal
-        and all(_is_at(element, tff.SERVER) for element in (result[0], result[1]))
+        is_at(parameter[0], tff.SERVER)
+        and is_client_list(parameter[1])
+        and all(is_at(element, tff.SERVER) for element in (result[0], result[1]))
         and parameter[0].is_assignable_from(result[0])
     )
 
@@ -210,7 +202,7 @@ def _as_round(comp):
     types = [t for _, t in tff.structure.iter_elements(parameter)] if is_struct else [parameter]
     for type_spec in types:
         if not isinstance(type_spec, tff.FederatedType) or (
-            _is_at(type_spec, tff.CLIENTS) and type_spec.all_equal
+            is_at(type_spec, tff.CLIENTS) and type_spec.all_equal
         ):
             raise UnsupportedComputationError(
                 f"the device runtime cannot take an argument of type {type_spec} in a computation "
@@ -247,7 +239,7 @@ def _as_round(comp):
             result = original(*positional, **named)
         else:
             result = original(*arguments)
-        if not _is_at(original.type_signature.result, tff.SERVER):
+        if not is_at(original.type_signature.result, tff.SERVER):
             result = tff.federated_zip(result)
         return server, result
 

@@ -16,6 +16,7 @@ from typing import Any
 import tensorflow_federated as tff
 
 from tff_fedlabel.runtime._errors import ComputationError
+from tff_fedlabel.runtime._types import is_client_list
 
 _members = tff.structure.iter_elements
 
@@ -117,18 +118,8 @@ def _mergeable_form(comp: tff.Computation) -> tff.framework.MergeableCompForm:
         ) from error
 
 
-def _is_client_value(type_spec: tff.Type) -> bool:
-    return (
-        isinstance(type_spec, tff.FederatedType)
-        and type_spec.placement is tff.CLIENTS
-        and not type_spec.all_equal
-    )
-
-
 def _has_client_values(type_spec: tff.Type | None) -> bool:
-    if isinstance(type_spec, tff.StructType):
-        return any(_has_client_values(member) for _, member in _members(type_spec))
-    return _is_client_value(type_spec)
+    return type_spec is not None and tff.types.contains(type_spec, is_client_list)
 
 
 def _length(values: Any) -> int:
@@ -147,14 +138,14 @@ def _map_client_values(function: Callable, value: Any, type_spec: tff.Type) -> A
             (name, _map_client_values(function, member, member_type))
             for member, (name, member_type) in zip(members, _members(type_spec), strict=True)
         )
-    return function(value) if _is_client_value(type_spec) else value
+    return function(value) if is_client_list(type_spec) else value
 
 
 def _join(type_spec: tff.Type, results: list[Any]) -> Any:
     first = results[0]
     if len(results) == 1 or not _has_client_values(type_spec):
         return first
-    if _is_client_value(type_spec):
+    if is_client_list(type_spec):
         return functools.reduce(lambda a, b: [*a, *b], results)
     columns = zip(*(tff.structure.from_container(result) for result in results), strict=True)
     members = [

@@ -8,6 +8,8 @@
 * A function that was cut out of a graph has no Python signature. Called the public way it first
   fails to bind its arguments to one, with a traceback, at every call: that costs as much as all of
   a small client's work.
+* Which datasets a dataset was made of is known to its private `_inputs()` only; the alternative,
+  its serialized graph, holds all the data that is in memory.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ _BOOKKEEPING = frozenset({"_Arg", "_Retval", "_DeviceRetval", "_DeviceArg", "_Se
     "Identity",
     "NoOp",
 }
+
+_SHUFFLING_STAGES = frozenset({"_ShuffleDataset", "_ShuffleAndRepeatDataset", "_VariantDataset"})
 
 
 class Call:
@@ -78,3 +82,15 @@ def operations_by_device(call: Callable[[], object]) -> tuple[object, collection
                 if kind and node.op not in _BOOKKEEPING:
                     counts[kind] += 1
     return result, counts
+
+
+def may_shuffle(dataset: tf.data.Dataset) -> bool:
+    """Whether a dataset may have come out of `Dataset.shuffle`, in any of its stages."""
+    stages = [dataset]
+    while stages:
+        stage = stages.pop()
+        # A dataset that was made from a variant does not tell what is in it.
+        if type(stage).__name__ in _SHUFFLING_STAGES:
+            return True
+        stages += stage._inputs()
+    return False

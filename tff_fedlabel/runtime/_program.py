@@ -12,6 +12,8 @@ from typing import Any
 
 import tensorflow_federated as tff
 
+from tff_fedlabel.runtime._types import has_clients, is_client_list
+
 
 class FederatedContext(tff.program.NativeFederatedContext):
     """A `tff.program.NativeFederatedContext` for any client data.
@@ -45,19 +47,15 @@ def _replaced(value, type_spec: tff.Type | None, replace) -> Any:
     """`value` with `replace` applied to what is placed at the clients."""
     if type_spec is None:
         return value
-    if _at_clients(type_spec):
-        return value if type_spec.all_equal else replace(value, type_spec.member)
-    if not isinstance(type_spec, tff.StructType) or not tff.types.contains(type_spec, _at_clients):
+    if is_client_list(type_spec):
+        return replace(value, type_spec.member)
+    if not isinstance(type_spec, tff.StructType) or not has_clients(type_spec):
         return value
     values = tff.structure.to_elements(tff.structure.from_container(value))
     types = tff.structure.iter_elements(type_spec)
     return tff.structure.Struct(
         [(n, _replaced(v, t, replace)) for (n, v), (_, t) in zip(values, types, strict=True)]
     )
-
-
-def _at_clients(type_spec: tff.Type) -> bool:
-    return isinstance(type_spec, tff.FederatedType) and type_spec.placement is tff.CLIENTS
 
 
 class _Holder:

@@ -12,10 +12,6 @@ this process (`_graphs`), and a round is
 No process is started and no port is opened. The order in which clients are summed does not depend
 on which is done first, so on CPUs a run repeats itself bit for bit; on GPUs some of TensorFlow's
 operations do not, unless `deterministic=True`.
-
-Datasets are read where they are. One that shuffles with `Dataset.shuffle` goes on in the next round
-where it stopped; the worker gets a copy each round, which starts from the seed again. Those of
-`datasets.federated` are the same in both.
 """
 
 from __future__ import annotations
@@ -25,7 +21,6 @@ import collections
 import concurrent.futures
 import contextlib
 import functools
-import itertools
 import os
 import threading
 import weakref
@@ -38,9 +33,11 @@ from absl import logging
 from tff_fedlabel.runtime import _private_tensorflow
 from tff_fedlabel.runtime._checks import check_flag, check_integer
 from tff_fedlabel.runtime._compiling import LocalPlan, RoundPlan, compile_computation
+from tff_fedlabel.runtime._datasets import DatasetReader
 from tff_fedlabel.runtime._errors import ComputationError, DeviceError
 from tff_fedlabel.runtime._graphs import flatten, unflatten
 from tff_fedlabel.runtime._private_tensorflow import Call
+from tff_fedlabel.runtime._types import without_placement
 
 __all__ = ["DeviceRuntime", "start", "validate"]
 
@@ -129,11 +126,11 @@ class DeviceRuntime:
         # A pool of their own, so that no computation waits for a thread that it holds itself.
         self._callers = concurrent.futures.ThreadPoolExecutor(4, "tff-device-caller")
         self._plans: dict[int, tuple[weakref.ref, LocalPlan | RoundPlan]] = {}
-        self._lock = threading.Lock()
+        self._compiling = threading.Lock()
         self._measuring = threading.Lock()
         self._calls: set[Call] = set()
         self._closed = False
-        self._datasets = _DatasetReader()
+        self._datasets = DatasetReader()
         self.context = _Context(self)
         self.async_context = _AsyncContext(self)
 
@@ -183,22 +180,29 @@ class DeviceRuntime:
             self._calls.discard(call)
 
     def _plan(self, comp) -> LocalPlan | RoundPlan:
+        plan = self._known_plan(comp)
+        if plan is None:
+            # Computations that are compiled already do not wait for this lock.
+            with self._compiling:
+                plan = self._known_plan(comp)
+                if plan is None:
+                    plan = compile_computation(comp)
+                    forget = functools.partial(self._plans.pop, id(comp), None)
+                    self._plans[id(comp)] = (weakref.ref(comp, lambda _: forget()), plan)
+        return plan
+
+    def _known_plan(self, comp) -> LocalPlan | RoundPlan | None:
         # Not keyed by the computation itself: its hash serializes all of it.
-        with self._lock:
-            known, plan = self._plans.get(id(comp), (lambda: None, None))
-            if known() is not comp:
-                plan = compile_computation(comp)
-                forget = functools.partial(self._plans.pop, id(comp), None)
-                self._plans[id(comp)] = (weakref.ref(comp, lambda _: forget()), plan)
-            return plan
+        known, plan = self._plans.get(id(comp), (lambda: None, None))
+        return plan if known() is comp else None
 
     def _run_local(self, type_spec, plan: LocalPlan, argument, call):
         with tf.device(self.devices[0]):
             arguments = []
             if type_spec.parameter is not None:
-                parameter = _without_placement(type_spec.parameter)
+                parameter = without_placement(type_spec.parameter)
                 arguments = flatten(argument, parameter, self._datasets.as_given)
-            return unflatten(plan.graph(arguments, call), _without_placement(type_spec.result))
+            return unflatten(plan.graph(arguments, call), without_placement(type_spec.result))
 
     def _run_round(self, type_spec, plan: RoundPlan, argument, call):
         server, clients = plan.split(argument)
@@ -209,7 +213,7 @@ class DeviceRuntime:
             for update in self._updates(plan, clients, context, call):
                 total = plan.accumulate(total + update, call)
             results = plan.update(state + plan.report(total, call), call)
-            return unflatten(results[plan.skip :], _without_placement(type_spec.result))
+            return unflatten(results[plan.skip :], without_placement(type_spec.result))
 
     def _updates(self, plan, clients, context, call) -> Iterator[list[tf.Tensor]]:
         """The clients' updates in the clients' order, with a bounded number in flight."""
@@ -290,87 +294,3 @@ class _AsyncContext(tff.framework.AsyncContext):
             await asyncio.wait([work])
             work.exception()  # seen
             raise
-
-
-class _DatasetReader:
-    """Datasets as variant tensors, checked against the type that the computation wants."""
-
-    def __init__(self):
-        # A client's few batches are read by the thread that works on them: TensorFlow's default,
-        # a pipeline that is rewritten and tuned while it runs, costs more than it brings.
-        options = tf.data.Options()
-        options.autotune.enabled = False
-        options.experimental_optimization.apply_default_optimizations = False
-        options.threading.private_threadpool_size = 1
-        self._options = _serialized(options)
-        self._known: list[tuple[object, tff.SequenceType]] = []
-
-    def for_clients(self, value, type_spec: tff.SequenceType) -> tf.Tensor:
-        dataset = self._checked(value, type_spec)
-        specs = tf.nest.flatten(dataset.element_spec)
-        # `Dataset.with_options` does the same in ten times the time.
-        return tf.raw_ops.OptionsDataset(
-            input_dataset=tf.data.experimental.to_variant(dataset),
-            serialized_options=self._options,
-            output_types=[spec.dtype for spec in specs],
-            output_shapes=[spec.shape for spec in specs],
-        )
-
-    def as_given(self, value, type_spec: tff.SequenceType) -> tf.Tensor:
-        return tf.data.experimental.to_variant(self._checked(value, type_spec))
-
-    def _checked(self, value, type_spec) -> tf.data.Dataset:
-        if isinstance(value, list):
-            return self._from_list(value, type_spec.element)
-        if not isinstance(value, tf.data.Dataset):
-            raise TypeError(f"{type(value).__name__} is no dataset of type {type_spec}")
-        spec = value.element_spec
-        if not any(type_spec is t and spec == s for s, t in self._known):
-            found = tff.SequenceType(tff.types.tensorflow_to_type(spec))
-            if not type_spec.is_assignable_from(found):
-                raise TypeError(f"a dataset of type {found} is no {type_spec}")
-            self._known = [*self._known[-15:], (spec, type_spec)]
-        return value
-
-    def _from_list(self, elements, element_type) -> tf.data.Dataset:
-        """A dataset of a list of elements; neighbours of one shape are stored as one array."""
-        rows = [flatten(element, element_type, self.as_given) for element in elements]
-
-        def dataset(columns):
-            structure = unflatten(columns, element_type, leaf=lambda tensor: tensor)
-            return tf.data.Dataset.from_tensor_slices(structure)
-
-        if not rows:
-            specs = tf.nest.flatten(tff.types.type_to_tf_tensor_specs(element_type))
-            shapes = [[0, *(size or 0 for size in spec.shape)] for spec in specs]
-            return dataset([tf.zeros(n, s.dtype) for n, s in zip(shapes, specs, strict=True)])
-        runs = itertools.groupby(rows, key=lambda row: [tuple(tensor.shape) for tensor in row])
-        parts = [
-            dataset([tf.stack(column) for column in zip(*run, strict=False)]) for _, run in runs
-        ]
-        return functools.reduce(lambda a, b: a.concatenate(b), parts)
-
-
-def _serialized(options: tf.data.Options) -> bytes:
-    """Options as the operation takes them, read off a dataset that has them."""
-    dataset = tf.data.Dataset.range(1).with_options(options)
-    graph = tf.raw_ops.DatasetToGraphV2(input_dataset=tf.data.experimental.to_variant(dataset))
-    nodes = tf.compat.v1.GraphDef.FromString(graph.numpy()).node
-    (node,) = (node for node in nodes if node.op == "OptionsDataset")
-    return node.attr["serialized_options"].s
-
-
-def _without_placement(type_spec: tff.Type) -> tff.Type:
-    """The type with the members of its federated types in their places."""
-    if isinstance(type_spec, tff.FederatedType):
-        return type_spec.member
-    if isinstance(type_spec, tff.types.StructWithPythonType):
-        return tff.types.StructWithPythonType(
-            [(n, _without_placement(t)) for n, t in tff.structure.iter_elements(type_spec)],
-            type_spec.python_container,
-        )
-    if isinstance(type_spec, tff.StructType):
-        return tff.StructType(
-            [(n, _without_placement(t)) for n, t in tff.structure.iter_elements(type_spec)]
-        )
-    return type_spec

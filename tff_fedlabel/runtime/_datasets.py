@@ -1,0 +1,112 @@
+"""Clients' datasets as the tensors that graphs take."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_fedlabel.runtime._graphs import flatten, unflatten
+from tff_fedlabel.runtime._private_tensorflow import may_shuffle
+
+_SHUFFLES = ("ShuffleDatasetV3", "ShuffleAndRepeatDatasetV2")
+_copies = itertools.count()
+
+
+class DatasetReader:
+    """Datasets as variant tensors, checked against the type that the computation wants.
+
+    Each is read from its start: one with `Dataset.shuffle` starts from its seed again, as the copy
+    does that TFF's worker gets of it in every round.
+    """
+
+    def __init__(self):
+        # A client's few batches are read by the thread that works on them: TensorFlow's default,
+        # a pipeline that is rewritten and tuned while it runs, costs more than it brings.
+        options = tf.data.Options()
+        options.autotune.enabled = False
+        options.experimental_optimization.apply_default_optimizations = False
+        options.threading.private_threadpool_size = 1
+        self._options = _serialized(options)
+        self._known: list[tuple[object, tff.SequenceType]] = []
+
+    def for_clients(self, value, type_spec: tff.SequenceType) -> tf.Tensor:
+        dataset = self._checked(value, type_spec)
+        specs = tf.nest.flatten(dataset.element_spec)
+        # `Dataset.with_options` does the same in ten times the time.
+        return tf.raw_ops.OptionsDataset(
+            input_dataset=_from_its_start(dataset),
+            serialized_options=self._options,
+            output_types=[spec.dtype for spec in specs],
+            output_shapes=[spec.shape for spec in specs],
+        )
+
+    def as_given(self, value, type_spec: tff.SequenceType) -> tf.Tensor:
+        return _from_its_start(self._checked(value, type_spec))
+
+    def _checked(self, value, type_spec) -> tf.data.Dataset:
+        if isinstance(value, list):
+            return self._from_list(value, type_spec.element)
+        if not isinstance(value, tf.data.Dataset):
+            raise TypeError(f"{type(value).__name__} is no dataset of type {type_spec}")
+        spec = value.element_spec
+        if not any(type_spec is t and spec == s for s, t in self._known):
+            found = tff.SequenceType(tff.types.tensorflow_to_type(spec))
+            if not type_spec.is_assignable_from(found):
+                raise TypeError(f"a dataset of type {found} is no {type_spec}")
+            self._known = [*self._known[-15:], (spec, type_spec)]
+        return value
+
+    def _from_list(self, elements, element_type) -> tf.data.Dataset:
+        """A dataset of a list of elements; neighbours of one shape are stored as one array."""
+        rows = [flatten(element, element_type, self.as_given) for element in elements]
+
+        def dataset(columns):
+            structure = unflatten(columns, element_type, leaf=lambda tensor: tensor)
+            return tf.data.Dataset.from_tensor_slices(structure)
+
+        if not rows:
+            specs = tf.nest.flatten(tff.types.type_to_tf_tensor_specs(element_type))
+            shapes = [[0, *(size or 0 for size in spec.shape)] for spec in specs]
+            return dataset([tf.zeros(n, s.dtype) for n, s in zip(shapes, specs, strict=True)])
+        runs = itertools.groupby(rows, key=lambda row: [tuple(tensor.shape) for tensor in row])
+        parts = [
+            dataset([tf.stack(column) for column in zip(*run, strict=False)]) for _, run in runs
+        ]
+        return functools.reduce(lambda a, b: a.concatenate(b), parts)
+
+
+def _from_its_start(dataset: tf.data.Dataset) -> tf.Tensor:
+    """The dataset's variant; of one that shuffles a copy with seed generators of its own."""
+    variant = tf.data.experimental.to_variant(dataset)
+    if not may_shuffle(dataset):
+        return variant
+    graph = _graph_of(variant)
+    nodes = {node.name: node for node in graph.node}
+    seeded = [node for node in graph.node if node.op in _SHUFFLES]
+    if not seeded:
+        return variant
+    for node in seeded:
+        # The last input is the handle of the generator, and one that is found by that name is
+        # shared. An unknown name makes a generator, which ends with the dataset.
+        source = nodes[node.input[-1].split(":")[0]]
+        for handle in source.attr["value"].tensor.resource_handle_val:
+            handle.name = f"tff_seed_generator_{next(_copies)}"
+    return tf.raw_ops.DatasetFromGraph(graph_def=graph.SerializeToString())
+
+
+def _graph_of(variant: tf.Tensor) -> tf.compat.v1.GraphDef:
+    # Whatever state there is stays in this process.
+    ignore = tf.data.experimental.ExternalStatePolicy.IGNORE.value
+    graph = tf.raw_ops.DatasetToGraphV2(input_dataset=variant, external_state_policy=ignore)
+    return tf.compat.v1.GraphDef.FromString(graph.numpy())
+
+
+def _serialized(options: tf.data.Options) -> bytes:
+    """Options as the operation takes them, read off a dataset that has them."""
+    dataset = tf.data.Dataset.range(1).with_options(options)
+    nodes = _graph_of(tf.data.experimental.to_variant(dataset)).node
+    (node,) = (node for node in nodes if node.op == "OptionsDataset")
+    return node.attr["serialized_options"].s
