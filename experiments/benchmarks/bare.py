@@ -33,7 +33,6 @@ def build_round(
     client_update: Callable,
     *,
     uniform: bool = False,
-    default_tf_data: bool = False,
 ) -> Callable[[Sequence[Any]], list[np.ndarray]]:
     """A function from the clients' data to the weights after the first round.
 
@@ -46,8 +45,6 @@ def build_round(
       optimizer: The client optimizer.
       client_update: From `client_update_of`.
       uniform: Whether the clients count alike.
-      default_tf_data: Whether tf.data optimises and tunes the clients' pipelines, as it does by
-        default. For pipelines that only cut an array into batches that costs more than it saves.
     """
     x_spec, y_spec = _client_work.input_specs(model)
     labeled_spec = collections.OrderedDict(x=x_spec, y=y_spec)
@@ -58,9 +55,7 @@ def build_round(
     specs = tuple(tf.TensorSpec(w.shape, w.dtype) for w in weights)
     hparams = optimizer.get_hparams(optimizer.initialize(specs))
 
-    def dataset(variant, spec):
-        opened = tf.data.experimental.from_variant(variant, spec)
-        return opened if default_tf_data else opened.with_options(_plain_options())
+    from_variant = tf.data.experimental.from_variant
 
     @tf.function
     def one_client(weights, labeled, unlabeled):
@@ -68,8 +63,8 @@ def build_round(
             _client_work.ClientInput(
                 weights=weights,
                 non_trainable=non_trainable,
-                labeled=dataset(labeled, labeled_spec),
-                unlabeled=dataset(unlabeled, unlabeled_spec),
+                labeled=from_variant(labeled, labeled_spec),
+                unlabeled=from_variant(unlabeled, unlabeled_spec),
                 round_num=tf.constant(0),
                 hparams=hparams,
             )
@@ -112,11 +107,3 @@ def build_round(
         return [w.numpy() for w in new]
 
     return one_round
-
-
-def _plain_options() -> tf.data.Options:
-    options = tf.data.Options()
-    options.experimental_optimization.apply_default_optimizations = False
-    options.autotune.enabled = False
-    options.threading.private_threadpool_size = 1
-    return options

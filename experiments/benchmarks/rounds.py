@@ -108,10 +108,7 @@ def overhead(table: Table, options: setup.Options) -> None:
     batch = 10
     model, optimizer = setup.linear(), tff.learning.optimizers.build_sgdm(0.01)
     client_update = bare.client_update_of(tff_fedlabel.build_fedavg, model, optimizer)
-    bare_round, bare_default = (
-        bare.build_round(model, optimizer, client_update, default_tf_data=default)
-        for default in (False, True)
-    )
+    bare_round = bare.build_round(model, optimizer, client_update)
     process = tff_fedlabel.build_fedavg(model, optimizer)
     with runners(options.runtime, "local") as (tested, local):
         functions = {}
@@ -125,7 +122,6 @@ def overhead(table: Table, options: setup.Options) -> None:
                 ("local", number): local.round(process, data),
                 ("bare", number): functools.partial(bare_round, data),
                 ("bare, no batches", number): functools.partial(bare_round, empty),
-                ("bare, default tf.data", number): functools.partial(bare_default, data),
                 ("building the datasets", number): build,
             }
         # All sizes in one turn: flatness is a ratio, too.
@@ -152,7 +148,6 @@ def overhead(table: Table, options: setup.Options) -> None:
             ("tested", "bare", None),
             ("tested, no batches", "tested", None),
             ("bare, no batches", "bare", None),
-            ("bare, default tf.data", "bare", None),
             ("building the datasets", "tested", None),
         ):
             add(size, (name_a, number), (name_b, number), goal)

@@ -7,6 +7,8 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_fedlabel import _reading
+
 
 def run(
     gradients_fn: Callable[[Any, Any, Any], tuple[Any, Any]],
@@ -43,6 +45,7 @@ def run(
         return optimizer_state, weights, totals
 
     carry = (optimizer_state, weights, totals)
+    dataset = dataset.with_options(_reading.options())
     if loop_implementation is tff.learning.LoopImplementation.DATASET_ITERATOR:
         for batch in iter(dataset):
             carry = step(carry, batch)

@@ -8,6 +8,7 @@ import itertools
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_fedlabel import _reading
 from tff_fedlabel.runtime._graphs import flatten, unflatten
 from tff_fedlabel.runtime._private_tensorflow import may_shuffle
 
@@ -23,13 +24,7 @@ class DatasetReader:
     """
 
     def __init__(self):
-        # A client's few batches are read by the thread that works on them: TensorFlow's default,
-        # a pipeline that is rewritten and tuned while it runs, costs more than it brings.
-        options = tf.data.Options()
-        options.autotune.enabled = False
-        options.experimental_optimization.apply_default_optimizations = False
-        options.threading.private_threadpool_size = 1
-        self._options = _serialized(options)
+        self._options = _serialized(_reading.options())
         self._known: list[tuple[object, tff.SequenceType]] = []
 
     def for_clients(self, value, type_spec: tff.SequenceType) -> tf.Tensor:
