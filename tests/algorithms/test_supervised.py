@@ -1,7 +1,10 @@
 """FedAvg and FedProx against TFF's own FedAvg and against float64 NumPy."""
 
+import itertools
+
 import numpy as np
 import pytest
+import tensorflow as tf
 import tensorflow_federated as tff
 from linear_model import build_model, initial_weights, random_client, to_tff
 from numpy_reference import Reference
@@ -10,6 +13,7 @@ from tff_fedlabel.algorithms import (
     ALGORITHMS,
     CONFIGS,
     FedProxConfig,
+    _local_sgd,
     build_fedavg,
     build_fedprox,
 )
@@ -111,3 +115,39 @@ def test_every_method_takes_the_same_client_data_and_tail(name):
     assert process.get_hparams(state)["client_work"]["learning_rate"] == pytest.approx(0.2)
     assert isinstance(process, tff.learning.templates.LearningProcess)
     assert state.client_work["round_num"] == 0
+
+
+@pytest.mark.parametrize("loop", list(tff.learning.LoopImplementation))
+def test_clients_read_without_tuning(loop):
+    wanted = tf.data.Options()
+    wanted.autotune.enabled = False
+    wanted.experimental_optimization.apply_default_optimizations = False
+    wanted.threading.private_threadpool_size = 1
+
+    def options_in(graph_def):
+        functions = (function.node_def for function in graph_def.library.function)
+        nodes = itertools.chain(graph_def.node, *functions)
+        return [n.attr["serialized_options"].s for n in nodes if n.op == "OptionsDataset"]
+
+    @tf.function
+    def expected():
+        return tf.data.Dataset.range(1).with_options(wanted).reduce(np.int64(0), lambda a, b: a + b)
+
+    @tf.function
+    def train(dataset):
+        return _local_sgd.run(
+            lambda weights, batch, totals: ((batch * weights[0],), totals),
+            (tf.constant(1.0),),
+            dataset,
+            (),
+            optimizer=tff.learning.optimizers.build_sgdm(0.5),
+            hparams={"learning_rate": 0.5},
+            loop_implementation=loop,
+        )
+
+    dataset = tf.data.Dataset.from_tensor_slices([1.0, 0.5])
+    found = options_in(train.get_concrete_function(dataset).graph.as_graph_def())
+    assert found == options_in(expected.get_concrete_function().graph.as_graph_def())
+    assert len(found) == 1
+    (weights,), _ = train(dataset)
+    assert weights == 0.5 * 0.75  # 1 - .5 * 1, then .5 - .5 * .5 * .5

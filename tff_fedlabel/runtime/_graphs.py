@@ -35,6 +35,9 @@ class Graph:
 
     Args:
       proto: The `Computation` proto of a `tff.tensorflow.computation`.
+
+    Attributes:
+      sets_dataset_options: Whether it says itself how a dataset is to be read.
     """
 
     def __init__(self, proto):
@@ -48,6 +51,7 @@ class Graph:
         nodes = list(_all_nodes(self._graph_def))
         self._has_resources = any(node.op in _RESOURCES for node in nodes)
         self._is_seeded = any(_is_seeded(node) for node in nodes)
+        self.sets_dataset_options = any(node.op == "OptionsDataset" for node in nodes)
         self._lock = threading.Lock()
         self._free: list[_Imported] = []
 

@@ -240,7 +240,9 @@ class DeviceRuntime:
 
     def _work(self, plan, client, context, device, call) -> list[tf.Tensor]:
         with tf.device(device):
-            data = flatten(client, plan.client_type, self._datasets.for_clients)
+            as_told = plan.work.sets_dataset_options
+            to_dataset = self._datasets.as_given if as_told else self._datasets.for_clients
+            data = flatten(client, plan.client_type, to_dataset)
             return plan.work(data + context, call)
 
     def _measured(self, plan, client, context, call) -> list[tf.Tensor]:
