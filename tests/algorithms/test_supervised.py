@@ -13,6 +13,7 @@ from tff_fedlabel.algorithms import (
     ALGORITHMS,
     CONFIGS,
     FedProxConfig,
+    _client_work,
     _local_sgd,
     build_fedavg,
     build_fedprox,
@@ -151,3 +152,19 @@ def test_clients_read_without_tuning(loop):
     assert len(found) == 1
     (weights,), _ = train(dataset)
     assert weights == 0.5 * 0.75  # 1 - .5 * 1, then .5 - .5 * .5 * .5
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize(
+    "largest, num_images",
+    [(0.5, 50), (0, 0), (0.9, 1), (0.9, 0), (0.9, 2), (1e-3, 50), (np.nan, 50), (np.inf, 50)]
+    + [(-np.inf, 0), (0.1, np.nan), (0, np.inf), (0.1, np.inf)],
+)
+def test_updates_that_are_not_finite(dtype, largest, num_images):
+    """`largest` is a part of the largest number of the dtype."""
+    delta = np.zeros([3, 2], dtype), np.linspace(-1, 1, 5).astype(dtype)
+    delta[0][1, 1] = dtype(largest) * np.finfo(dtype).max
+    with np.errstate(all="ignore"):
+        expected = all(np.isfinite(d * dtype(num_images)).all() for d in delta)
+    found = tf.function(_client_work._is_finite)(delta, np.float32(num_images))
+    assert found.numpy() == (expected and np.isfinite(num_images))

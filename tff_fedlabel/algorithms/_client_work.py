@@ -230,6 +230,29 @@ def _initial_weights(model):
     return initial_weights
 
 
+def _is_finite(delta, num_images):
+    """Whether an update is finite, also when weighted; bool [].
+
+    What overflows in the weighting would spoil the others' share of the sum.
+    """
+
+    def by_element():
+        finite = tf.math.is_finite(num_images)
+        for d in delta:
+            # A NaN or an infinity is one in the product, too.
+            finite &= tf.reduce_all(tf.math.is_finite(d * tf.cast(num_images, d.dtype)))
+        return finite
+
+    # One pass without a copy tells it nearly always: no element is larger than the square root of
+    # a finite sum of squares, and the product of two such roots is finite.
+    bounded = tf.math.is_finite(num_images)
+    for d in delta:
+        limit = min(0.5 * float(d.dtype.max) ** 0.5, float(num_images.dtype.max))
+        bounded &= tf.math.is_finite(tf.nn.l2_loss(d))
+        bounded &= tf.abs(num_images) <= tf.constant(limit, num_images.dtype)
+    return tf.cond(bounded, lambda: True, by_element)
+
+
 def _build_client_work(
     model, optimizer, client_update, weights_type, weighting, metrics_aggregator, diagnose
 ):
@@ -267,17 +290,14 @@ def _build_client_work(
                 hparams=state["optimizer"],
             )
         )
-        # Also when weighted: what overflows in the sum would spoil the others' share of it.
-        finite = tf.math.is_finite(output.num_images)
-        for delta in output.delta:
-            weighted = delta * tf.cast(output.num_images, delta.dtype)
-            finite &= tf.reduce_all(tf.math.is_finite(delta) & tf.math.is_finite(weighted))
+        finite = _is_finite(output.delta, output.num_images)
 
         def if_finite(value):
             return tf.where(finite, value, tf.zeros_like(value))
 
         # TFF aggregates what is to be subtracted from the server's weights.
-        update = tuple(if_finite(-d) for d in output.delta)
+        update = tuple(-d for d in output.delta)
+        update = tf.cond(finite, lambda: update, lambda: tf.nest.map_structure(if_finite, update))
         num_images = if_finite(output.num_images)
         if weighting is tff.learning.ClientWeighting.UNIFORM:
             update_weight = tf.cast(num_images > 0, tf.float32)
