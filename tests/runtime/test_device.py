@@ -383,13 +383,20 @@ def test_seeded_shuffles_start_again_in_every_call(here, local):
     def numbers():
         return tf.data.Dataset.range(1, 9)
 
+    def digit(x):
+        return 1 + x % 9
+
     def make():
+        inner = numbers().shuffle(8, seed=5)
         twice = numbers().shuffle(8, seed=1).map(lambda x: x + 1).shuffle(4, seed=2)
         return [
             numbers(),
             numbers().shuffle(8, seed=1),
             twice.batch(3).unbatch(),
             numbers().cache().shuffle(8, seed=3, reshuffle_each_iteration=False),
+            tf.compat.v1.data.Dataset.range(1, 9).shuffle(8, seed=1),
+            numbers().take(2).flat_map(lambda _: inner.take(3)),
+            tf.data.Dataset.random(seed=4, rerandomize_each_iteration=True).take(6).map(digit),
         ]
 
     # A new dataset starts from its seed: read here, once each.
@@ -448,6 +455,92 @@ def test_ready_computations_do_not_wait_for_one_that_is_compiled(here, monkeypat
             assert double(2) == 4 and not result.done()
             ready.set()
             assert result.result(30) == 6
+
+
+def test_numbers_that_do_not_fit_are_refused(here):
+    def identity(dtype):
+        @tff.tensorflow.computation(tff.TensorType(dtype, [None]))
+        def same(x):
+            return x + 0 if dtype is not np.bool_ else tf.identity(x)
+
+        return same
+
+    refused = [
+        (np.int32, [2**40]),
+        (np.int32, np.array([2**33 + 5])),
+        (np.int32, np.array([1.0])),
+        (np.int32, [np.nan]),
+        (np.uint8, [300]),
+        (np.uint8, [-1]),
+        (np.float32, [1e300]),
+        (np.float16, [1e6]),
+        (np.bool_, np.array([2])),
+    ]
+    with in_context(here):
+        for dtype, value in refused:
+            with pytest.raises(TypeError, match="is no "):
+                identity(dtype)(value)
+        for dtype, value in [
+            (np.int32, np.array([-5], np.int64)),
+            (np.uint8, [255]),
+            (np.float32, np.array([0.1, np.inf])),
+            (np.float32, [3]),
+            (np.int32, []),
+        ]:
+            found = identity(dtype)(value)
+            assert found.dtype == dtype
+            np.testing.assert_array_equal(found, np.asarray(value).astype(dtype))
+
+
+def test_elements_are_not_swapped(here):
+    """TensorFlow orders dictionaries by name, named tuples by position."""
+    point, reverse = (collections.namedtuple("Point", names) for names in ("x y", "y x"))
+    x, y = np.arange(3), 100 * np.arange(3)
+
+    def sums(*names):
+        element = collections.OrderedDict((name, np.int64) for name in names)
+
+        @tff.tensorflow.computation(tff.SequenceType(element))
+        def add_up(points):
+            return points.reduce(
+                (np.int64(0), np.int64(0)), lambda s, p: (s[0] + p["x"], s[1] + p["y"])
+            )
+
+        return add_up
+
+    datasets = tf.data.Dataset.from_tensor_slices
+    with in_context(here):
+        for _ in range(2):  # whatever was seen before
+            assert sums("x", "y")(datasets(point(x=x, y=y))) == (3, 300)
+            assert sums("x", "y")(datasets(collections.OrderedDict(x=x, y=y))) == (3, 300)
+            assert sums("y", "x")(datasets(collections.OrderedDict(y=y, x=x))) == (3, 300)
+            for names in (("x", "y"), ("y", "x")):
+                with pytest.raises(TypeError, match="is no "):
+                    sums(*names)(datasets(reverse(y=y, x=x)))
+            both = sums("x", "y")
+            assert both(datasets(point(x=x, y=y))) == (3, 300)
+            with pytest.raises(TypeError, match="is no "):
+                both(datasets(reverse(y=y, x=x)))
+
+
+def test_the_failing_client_says_why(here):
+    @tff.tensorflow.computation(tff.SequenceType(np.int64))
+    def read(numbers):
+        return numbers.reduce(np.int64(0), lambda a, b: a + b)
+
+    @tff.federated_computation(tff.FederatedType(read.type_signature.parameter, tff.CLIENTS))
+    def read_all(clients):
+        return tff.federated_sum(tff.federated_map(read, clients))
+
+    good = tf.data.Dataset.range(20_000)
+    bad = tf.data.Dataset.range(8).map(lambda x: x // (x - 5))
+    with runtime.device.start(max_concurrent_clients=4) as backend, in_context(backend):
+        for place in range(4):
+            for _ in range(3):
+                clients = [good, good, good]
+                clients.insert(place, bad)
+                with pytest.raises(runtime.ComputationError, match="division by zero"):
+                    read_all(clients)
 
 
 def test_tables_start_empty_and_nothing_is_kept(here):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Mapping
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -12,7 +13,7 @@ from tff_fedlabel import _reading
 from tff_fedlabel.runtime._graphs import flatten, unflatten
 from tff_fedlabel.runtime._private_tensorflow import may_shuffle
 
-_SHUFFLES = ("ShuffleDatasetV3", "ShuffleAndRepeatDatasetV2")
+_SHUFFLES = ("ShuffleDatasetV3", "ShuffleAndRepeatDatasetV2", "RandomDatasetV2")
 _copies = itertools.count()
 
 
@@ -25,7 +26,7 @@ class DatasetReader:
 
     def __init__(self):
         self._options = _serialized(_reading.options())
-        self._known: list[tuple[object, tff.SequenceType]] = []
+        self._known: list[tuple[tff.SequenceType, list[tuple], object]] = []
 
     def for_clients(self, value, type_spec: tff.SequenceType) -> tf.Tensor:
         dataset = self._checked(value, type_spec)
@@ -46,12 +47,22 @@ class DatasetReader:
             return self._from_list(value, type_spec.element)
         if not isinstance(value, tf.data.Dataset):
             raise TypeError(f"{type(value).__name__} is no dataset of type {type_spec}")
+        # Specs that differ in their order only are equal to Python.
         spec = value.element_spec
-        if not any(type_spec is t and spec == s for s, t in self._known):
+        names = _names(spec)
+        known = (type_spec is t and names == n and spec == s for t, n, s in self._known)
+        if not any(known):
             found = tff.SequenceType(tff.types.tensorflow_to_type(spec))
             if not type_spec.is_assignable_from(found):
                 raise TypeError(f"a dataset of type {found} is no {type_spec}")
-            self._known = [*self._known[-15:], (spec, type_spec)]
+            expected = tff.types.type_to_tf_tensor_specs(type_spec.element)
+            if not _same_order(names, _names(expected)):
+                # TFF has matched the names; TensorFlow goes by position, in an order of its own.
+                raise TypeError(
+                    f"a dataset of elements {spec} is no {type_spec}: TensorFlow orders them "
+                    "differently; make it yield dictionaries with those names"
+                )
+            self._known = [*self._known[-15:], (type_spec, names, spec)]
         return value
 
     def _from_list(self, elements, element_type) -> tf.data.Dataset:
@@ -73,6 +84,27 @@ class DatasetReader:
         return functools.reduce(lambda a, b: a.concatenate(b), parts)
 
 
+def _names(spec) -> list[tuple]:
+    """The path to each tensor of an element, in the order of the dataset's components."""
+    if isinstance(spec, Mapping):
+        members = [(name, spec[name]) for name in sorted(spec)]
+    elif isinstance(spec, tuple) and hasattr(spec, "_fields"):
+        members = list(zip(spec._fields, spec, strict=True))
+    elif isinstance(spec, tuple | list):
+        members = list(enumerate(spec))
+    else:
+        return [()]
+    return [(name, *path) for name, member in members for path in _names(member)]
+
+
+def _same_order(names: list[tuple], others: list[tuple]) -> bool:
+    """Whether no name stands where the other has another name; positions have none."""
+    if len(names) != len(others):
+        return True  # no question of order; the types differ
+    pairs = (pair for a, b in zip(names, others, strict=True) for pair in zip(a, b, strict=False))
+    return all(a == b for a, b in pairs if isinstance(a, str) and isinstance(b, str))
+
+
 def _from_its_start(dataset: tf.data.Dataset) -> tf.Tensor:
     """The dataset's variant; of one that shuffles a copy with seed generators of its own."""
     variant = tf.data.experimental.to_variant(dataset)
@@ -80,10 +112,9 @@ def _from_its_start(dataset: tf.data.Dataset) -> tf.Tensor:
         return variant
     graph = _graph_of(variant)
     nodes = {node.name: node for node in graph.node}
-    seeded = [node for node in graph.node if node.op in _SHUFFLES]
-    if not seeded:
-        return variant
-    for node in seeded:
+    for node in graph.node:
+        if node.op not in _SHUFFLES:
+            continue
         # The last input is the handle of the generator, and one that is found by that name is
         # shared. An unknown name makes a generator, which ends with the dataset.
         source = nodes[node.input[-1].split(":")[0]]

@@ -14,6 +14,7 @@ import itertools
 import threading
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
@@ -192,13 +193,35 @@ def flatten(value, type_spec: tff.Type, to_dataset) -> list[tf.Tensor]:
 
 
 def _to_tensor(value, type_spec: tff.TensorType) -> tf.Tensor:
+    dtype = tf.as_dtype(type_spec.dtype.type)
     try:
-        tensor = tf.convert_to_tensor(value, tf.as_dtype(type_spec.dtype.type))
+        if not isinstance(value, tf.Tensor):
+            value = _converted(value, np.dtype(type_spec.dtype))
+        tensor = tf.convert_to_tensor(value, dtype)
     except (TypeError, ValueError) as error:
         raise TypeError(f"a value of {type(value).__name__} is no {type_spec}: {error}") from None
     if not tf.TensorShape(type_spec.shape).is_compatible_with(tensor.shape):
         raise TypeError(f"a value of shape {tensor.shape} is no {type_spec}")
     return tensor
+
+
+def _converted(value, dtype: np.dtype):
+    """Numbers as an array of a dtype, equal up to rounding; TensorFlow would cut and wrap them."""
+    array = np.asarray(value)
+    kinds = {array.dtype.kind, dtype.kind}
+    if array.dtype == dtype or not array.size or not kinds <= set("biufc"):
+        return value
+    if not kinds <= set("iu") and not np.can_cast(array.dtype, dtype, "same_kind"):
+        raise TypeError(f"{array.dtype} cannot become {dtype}")
+    with np.errstate(all="ignore"):
+        converted = array.astype(dtype)
+    if dtype.kind in "iu":
+        fits = converted == array
+    else:
+        fits = np.isfinite(converted) == np.isfinite(array)
+    if not np.all(fits):
+        raise ValueError(f"{array[~fits].flat[0]} does not fit in {dtype}")
+    return converted
 
 
 def num_leaves(type_spec: tff.Type) -> int:

@@ -31,14 +31,26 @@ _BOOKKEEPING = frozenset({"_Arg", "_Retval", "_DeviceRetval", "_DeviceArg", "_Se
     "NoOp",
 }
 
-_SHUFFLING_STAGES = frozenset({"_ShuffleDataset", "_ShuffleAndRepeatDataset", "_VariantDataset"})
+_SHUFFLING_STAGES = frozenset({"_ShuffleDataset", "_ShuffleAndRepeatDataset", "_RandomDataset"})
+# What they were made of is not told.
+_OPAQUE_STAGES = frozenset({"_VariantDataset", "DatasetV1Adapter"})
 
 
 class Call:
-    """What is computed for one caller, and can be cancelled from any thread."""
+    """What is computed for one caller, and can be cancelled from any thread.
+
+    Attributes:
+      cause: The first error that was not a cancellation, or None. A function that fails cancels
+        all others of the call, and one of those may be the first to tell.
+    """
 
     def __init__(self):
         self._manager = cancellation.CancellationManager()
+        self.cause: Exception | None = None
+
+    def failed(self, error: Exception) -> None:
+        if self.cause is None and not isinstance(error, tf.errors.CancelledError):
+            self.cause = error
 
     def cancel(self) -> None:
         self._manager.start_cancel()
@@ -89,8 +101,11 @@ def may_shuffle(dataset: tf.data.Dataset) -> bool:
     stages = [dataset]
     while stages:
         stage = stages.pop()
-        # A dataset that was made from a variant does not tell what is in it.
-        if type(stage).__name__ in _SHUFFLING_STAGES:
+        if type(stage).__name__ in _SHUFFLING_STAGES | _OPAQUE_STAGES:
             return True
+        for function in stage._functions():
+            # A dataset that is used in a function of another.
+            if any(tensor.dtype == tf.variant for tensor in function.function.captured_inputs):
+                return True
         stages += stage._inputs()
     return False

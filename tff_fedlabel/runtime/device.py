@@ -41,6 +41,8 @@ from tff_fedlabel.runtime._types import without_placement
 
 __all__ = ["DeviceRuntime", "start", "validate"]
 
+_CALLS = 32  # computations at once; further ones wait
+
 
 def validate(
     *,
@@ -124,7 +126,9 @@ class DeviceRuntime:
         self._in_flight = max_concurrent_clients or max(default, len(devices))
         self._pool = concurrent.futures.ThreadPoolExecutor(self._in_flight, "tff-device")
         # A pool of their own, so that no computation waits for a thread that it holds itself.
-        self._callers = concurrent.futures.ThreadPoolExecutor(4, "tff-device-caller")
+        self._callers = concurrent.futures.ThreadPoolExecutor(_CALLS, "tff-device-caller")
+        # Those that wait for the callers in asynchronous code.
+        self.waiters = concurrent.futures.ThreadPoolExecutor(_CALLS, "tff-device-waiter")
         self._plans: dict[int, tuple[weakref.ref, LocalPlan | RoundPlan]] = {}
         self._compiling = threading.Lock()
         self._measuring = threading.Lock()
@@ -146,7 +150,7 @@ class DeviceRuntime:
         self._closed = True
         for call in list(self._calls):
             call.cancel()
-        for pool in (self._callers, self._pool):
+        for pool in (self.waiters, self._callers, self._pool):
             pool.shutdown(wait=True, cancel_futures=True)
         self._plans.clear()
 
@@ -173,9 +177,11 @@ class DeviceRuntime:
                 concurrent.futures.wait([caller])
             if isinstance(error, Exception):
                 self.check()
+            if isinstance(error, tf.errors.CancelledError) and call.cause is not None:
+                error = call.cause
             if isinstance(error, tf.errors.OpError):
                 raise ComputationError(f"the computation failed: {error.message}") from error
-            raise
+            raise error
         finally:
             self._calls.discard(call)
 
@@ -210,8 +216,9 @@ class DeviceRuntime:
             state = flatten(server, plan.server_type, self._datasets.as_given)
             context = plan.prepare(state, call)
             total = plan.zero([], call)
-            for update in self._updates(plan, clients, context, call):
-                total = plan.accumulate(total + update, call)
+            with contextlib.closing(self._updates(plan, clients, context, call)) as updates:
+                for update in updates:
+                    total = plan.accumulate(total + update, call)
             results = plan.update(state + plan.report(total, call), call)
             return unflatten(results[plan.skip :], without_placement(type_spec.result))
 
@@ -239,11 +246,15 @@ class DeviceRuntime:
             concurrent.futures.wait(waiting)
 
     def _work(self, plan, client, context, device, call) -> list[tf.Tensor]:
-        with tf.device(device):
-            as_told = plan.work.sets_dataset_options
-            to_dataset = self._datasets.as_given if as_told else self._datasets.for_clients
-            data = flatten(client, plan.client_type, to_dataset)
-            return plan.work(data + context, call)
+        as_told = plan.work.sets_dataset_options
+        to_dataset = self._datasets.as_given if as_told else self._datasets.for_clients
+        try:
+            with tf.device(device):
+                data = flatten(client, plan.client_type, to_dataset)
+                return plan.work(data + context, call)
+        except Exception as error:
+            call.failed(error)
+            raise
 
     def _measured(self, plan, client, context, call) -> list[tf.Tensor]:
         """The first client's update, with a report of where its operations ran."""
@@ -288,7 +299,8 @@ class _AsyncContext(tff.framework.AsyncContext):
         if asyncio.iscoroutine(arg):
             arg = await arg
         call = Call()
-        work = asyncio.ensure_future(asyncio.to_thread(self._runtime.run, comp, arg, call))
+        loop = asyncio.get_running_loop()
+        work = loop.run_in_executor(self._runtime.waiters, self._runtime.run, comp, arg, call)
         try:
             return await asyncio.shield(work)
         except asyncio.CancelledError:
