@@ -203,10 +203,16 @@ class RunDirectory:
             tff.program.LoggingReleaseManager(),
         ]
 
-    def mean_seconds(self) -> float:
-        """Mean of the `seconds` column of metrics.csv, without the first round, which compiles."""
+    def mean_seconds(self, start: int) -> float:
+        """Mean of the `seconds` column of metrics.csv over what this process ran.
+
+        Args:
+          start: How many rounds there were before; the first one after them compiles and is left
+            out. Earlier ones may have run elsewhere; they count only where there are no others.
+        """
         seconds = pd.read_csv(self.path / "metrics.csv")["seconds"]
-        return float(seconds[1:].mean() if len(seconds) > 1 else seconds.mean())
+        own = seconds[start:] if len(seconds) > start else seconds
+        return float(own[1:].mean() if len(own) > 1 else own.mean())
 
     @contextlib.contextmanager
     def log(self) -> Iterator[None]:

@@ -161,7 +161,7 @@ def _train(experiment, directory, runtime, checkpoint_every, on_round, interrupt
     checkpoints = checkpoint_manager(directory.path)
     state, done = _load_latest(checkpoints, process.initialize(), directory.path)
     directory.check_rounds(done)
-    saved = done if done else None
+    start, saved = done, done if done else None
     directory.note_start(done)
 
     def save():
@@ -210,7 +210,7 @@ def _train(experiment, directory, runtime, checkpoint_every, on_round, interrupt
         test_accuracy=metrics["test_accuracy"],
         test_loss=metrics["test_loss"],
         validation_accuracy=metrics["validation_accuracy"],
-        seconds_per_round=directory.mean_seconds(),
+        seconds_per_round=directory.mean_seconds(start),
         runtime=runtime,
     )
     directory.finish(summary)
