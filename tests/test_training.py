@@ -12,10 +12,13 @@ import subprocess
 import sys
 import threading
 import time
+import types
 
 import numpy as np
 import pandas as pd
 import pytest
+
+from tff_fedlabel._run_directory import RunDirectory
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / "experiments" / "run_tff.py"
@@ -449,3 +452,14 @@ def test_worker_that_dies_costs_no_finished_round(copy, monkeypatch):
             longer, output_dir, resume=True, checkpoint_every=1000, on_round=kill_after_two
         )
     assert (output_dir / "checkpoints" / f"round_{ROUNDS + 2}").exists()
+
+
+@pytest.mark.parametrize(
+    "start, expected",
+    [(0, 22 / 5), (3, 5.0), (5, 6.0), (6, 22 / 5)],
+)
+def test_seconds_per_round_are_those_of_this_process(tmp_path, start, expected):
+    """Without its first round, which compiles; of all rounds where it ran none."""
+    (tmp_path / "metrics.csv").write_text("round,seconds\n1,50\n2,1\n3,2\n4,9\n5,4\n6,6\n")
+    directory = types.SimpleNamespace(path=tmp_path)
+    assert RunDirectory.mean_seconds(directory, start) == expected

@@ -3,6 +3,7 @@
 import pytest
 
 from tff_fedlabel import runtime
+from tff_fedlabel.runtime._errors import readable
 
 
 @pytest.mark.parametrize(
@@ -38,3 +39,24 @@ def test_every_runtime_can_be_asked_for():
     needed = {"workers": {"addresses": ["localhost:8000"]}}
     for name in runtime.RUNTIMES:
         runtime.use(name, **needed.get(name, {}))  # nothing starts before the block is entered
+
+
+@pytest.mark.parametrize(
+    "message, expected",
+    [
+        ("{{function_node __inference_2}} Cancelled [Op:__inference_2]", "Cancelled"),
+        (
+            "a.bin; No such file\n\t [[{{node ReadFile}}]]\n\t [[{{function_node b}}c]] in d [e]",
+            "a.bin; No such file",
+        ),
+        ("values [[1, 2], [3]] are odd", "values [[1, 2], [3]] are odd"),
+        (
+            "ValueError: odd\nTraceback\n  f\n\n\t [[{{node PyFunc}}]]",
+            "ValueError: odd\nTraceback\n  f",
+        ),
+        ("[[{{node x}}]]", "[[{{node x}}]]"),
+        ("", ""),
+    ],
+)
+def test_messages_of_tensorflow_without_its_names(message, expected):
+    assert readable(message) == expected

@@ -13,7 +13,7 @@ from typing import Protocol
 import grpc
 import tensorflow_federated as tff
 
-from tff_fedlabel.runtime._errors import ComputationError, WorkerError
+from tff_fedlabel.runtime._errors import ComputationError, WorkerError, readable
 
 _MAX_MESSAGE_BYTES = 2 * 1000**3  # TFF's own figure; gRPC's default of 4 MB is less than a model
 _OPTIONS = (
@@ -246,8 +246,9 @@ class Stub(tff.framework.RemoteExecutorStub):
             code = error.code()
             if code in lost or _FORGOTTEN in (error.details() or ""):
                 raise self._worker.lost(error) from error
+            reason = readable(error.details() or "")
             raise ComputationError(
-                f"the computation failed in TFF's worker: {code.name}: {error.details()}"
+                f"the computation failed in TFF's worker: {code.name}: {reason}"
             ) from error
 
     def _clean_up(self, method, request):

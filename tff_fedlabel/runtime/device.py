@@ -34,7 +34,7 @@ from tff_fedlabel.runtime import _private_tensorflow
 from tff_fedlabel.runtime._checks import check_flag, check_integer
 from tff_fedlabel.runtime._compiling import LocalPlan, RoundPlan, compile_computation
 from tff_fedlabel.runtime._datasets import DatasetReader
-from tff_fedlabel.runtime._errors import ComputationError, DeviceError
+from tff_fedlabel.runtime._errors import ComputationError, DeviceError, readable
 from tff_fedlabel.runtime._graphs import flatten, unflatten
 from tff_fedlabel.runtime._private_tensorflow import Call
 from tff_fedlabel.runtime._types import without_placement
@@ -180,7 +180,9 @@ class DeviceRuntime:
             if isinstance(error, tf.errors.CancelledError) and call.cause is not None:
                 error = call.cause
             if isinstance(error, tf.errors.OpError):
-                raise ComputationError(f"the computation failed: {error.message}") from error
+                raise ComputationError(
+                    f"the computation failed: {readable(error.message)}"
+                ) from error
             raise error
         finally:
             self._calls.discard(call)
