@@ -112,23 +112,19 @@ def _add_rows(table: Table, labels, peaks, sizes, rounds: int) -> None:
             peaks["local", clients, "peak"],
         )
         for key, label in labels.items():
-            table.add(
-                size,
-                f"{label}, peak",
-                f"{label}, before the first round",
-                "MB",
-                peaks[key, clients, "peak"],
-                peaks[key, clients, "start"],
-            )
-            table.add(
-                size,
-                f"{label}, peak",
-                f"{label}, with the clients' datasets, before the first round",
-                "MB",
-                peaks[key, clients, "peak"],
-                peaks[key, clients, "data"],
-                Goal(1.1) if key == "tested" else None,
-            )
+            for moment, words, goal in (
+                ("start", "before the first round", None),
+                ("data", "with the clients' datasets, before the first round", Goal(1.1)),
+            ):
+                table.add(
+                    size,
+                    f"{label}, peak",
+                    f"{label}, {words}",
+                    "MB",
+                    peaks[key, clients, "peak"],
+                    peaks[key, clients, moment],
+                    goal if key == "tested" else None,
+                )
     for key, label in labels.items():
         table.add(
             "linear model",

@@ -297,7 +297,9 @@ def _build_client_work(
 
         # TFF aggregates what is to be subtracted from the server's weights.
         update = tuple(-d for d in output.delta)
-        update = tf.cond(finite, lambda: update, lambda: tf.nest.map_structure(if_finite, update))
+        update = tf.cond(
+            finite, lambda: update, lambda: tf.nest.map_structure(tf.zeros_like, update)
+        )
         num_images = if_finite(output.num_images)
         if weighting is tff.learning.ClientWeighting.UNIFORM:
             update_weight = tf.cast(num_images > 0, tf.float32)

@@ -31,9 +31,11 @@ _BOOKKEEPING = frozenset({"_Arg", "_Retval", "_DeviceRetval", "_DeviceArg", "_Se
     "NoOp",
 }
 
-_SHUFFLING_STAGES = frozenset({"_ShuffleDataset", "_ShuffleAndRepeatDataset", "_RandomDataset"})
-# What they were made of is not told.
-_OPAQUE_STAGES = frozenset({"_VariantDataset", "DatasetV1Adapter"})
+# The last two do not tell what they were made of.
+_MAY_SHUFFLE = frozenset(
+    {"_ShuffleDataset", "_ShuffleAndRepeatDataset", "_RandomDataset"}
+    | {"_VariantDataset", "DatasetV1Adapter"}
+)
 
 
 class Call:
@@ -101,7 +103,7 @@ def may_shuffle(dataset: tf.data.Dataset) -> bool:
     stages = [dataset]
     while stages:
         stage = stages.pop()
-        if type(stage).__name__ in _SHUFFLING_STAGES | _OPAQUE_STAGES:
+        if type(stage).__name__ in _MAY_SHUFFLE:
             return True
         for function in stage._functions():
             # A dataset that is used in a function of another.
