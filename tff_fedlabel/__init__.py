@@ -5,9 +5,12 @@ Submodules load on first use: importing this package costs nothing and says noth
 
 import atexit
 import importlib
-import os
 import sys
 from importlib import metadata
+
+import _tff_fedlabel_startup
+
+from tff_fedlabel import _compatibility
 
 _TFF = "0.87.0"
 
@@ -39,13 +42,14 @@ def _check_environment() -> None:
     except metadata.PackageNotFoundError:
         found = None
     if found != _TFF:
-        python = ".".join(map(str, sys.version_info[:2]))
         raise ImportError(
-            f"tff_fedlabel needs tensorflow-federated {_TFF} but finds {found or 'none'} (Python "
-            f"{python}). Install it with uv or from requirements.txt, on Python 3.10 or 3.11, as "
-            "the README shows; a plain 'pip install tensorflow-federated' takes an old version "
-            "on other Pythons."
+            f"tff_fedlabel needs tensorflow-federated {_TFF} but finds {found or 'none'}: "
+            "pip install --no-deps --ignore-requires-python -r requirements-tff.txt, as the README "
+            "shows (TFF's own requirements can no longer be installed)"
         )
+    fault = _compatibility.known_fault()
+    if fault is not None:
+        print(f"tff_fedlabel: {fault}", file=sys.stderr)
 
 
 def __getattr__(name: str):
@@ -68,6 +72,4 @@ def __dir__() -> list[str]:
 
 _check_environment()
 __version__ = metadata.version("tff-fedlabel")
-# TensorFlow reports CUDA libraries that it registers twice as errors, on every machine. Its C++
-# log stays silent unless the user has said otherwise; failures reach Python as exceptions.
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+_tff_fedlabel_startup.install()

@@ -1,0 +1,182 @@
+"""What TFF 0.87, made for TensorFlow 2.14, needs beside a newer TensorFlow.
+
+* Keras 2. TFF's models are Keras 2 models, and since TensorFlow 2.16 `tf.keras` is Keras 3. It is
+  the package tf-keras, Keras 2, where TF_USE_LEGACY_KERAS is set before `tf.keras` is first used.
+* TensorFlow Privacy 0.9. Its package imports estimators, which TensorFlow no longer has. TFF uses
+  14 classes and a module of its queries, and those load and work without the rest.
+* `jax.lib.xla_client`. JAX has moved it; TFF's JAX part names two of its classes when imported.
+* Dictionaries in a `tf.Module`. TensorFlow wraps them, with wrapt, in a class that Python 3.12
+  cannot look into where wrapt is older than 2.2.2, as in Colab; TFF's checkpoints are such modules.
+
+Nothing of this acts beside TensorFlow 2.14. It is done when TFF is imported, whoever imports it;
+`_startup` sees to that.
+"""
+
+import importlib.util
+import inspect
+import os
+import sys
+import types
+import warnings
+from importlib import metadata
+
+_LEGACY_KERAS = "TF_USE_LEGACY_KERAS"
+
+# Class -> module of tensorflow_privacy.privacy.dp_query.
+_QUERIES = {
+    "DPQuery": "dp_query",
+    "DistributedDiscreteGaussianSumQuery": "distributed_discrete_gaussian_query",
+    "DistributedSkellamSumQuery": "distributed_skellam_query",
+    "GaussianSumQuery": "gaussian_query",
+    "NoPrivacyQuantileEstimatorQuery": "quantile_estimator_query",
+    "NoPrivacySumQuery": "no_privacy_query",
+    "NormalizedQuery": "normalized_query",
+    "QAdaClipTreeResSumQuery": "quantile_adaptive_clip_tree_query",
+    "QuantileAdaptiveClipSumQuery": "quantile_adaptive_clip_sum_query",
+    "QuantileEstimatorQuery": "quantile_estimator_query",
+    "RestartQuery": "restart_query",
+    "SumAggregationDPQuery": "dp_query",
+    "TreeRangeSumQuery": "tree_range_query",
+    "TreeResidualSumQuery": "tree_aggregation_query",
+}
+
+
+def prepare() -> None:
+    """Makes `import tensorflow_federated` work from here on.
+
+    Raises:
+      ImportError: `tf.keras` is in use as Keras 3, or Keras 2 is not installed.
+    """
+    if tensorflow_version() < (2, 16):
+        return
+    _choose_keras_2()
+    _load_privacy_queries()
+    _complete_jax()
+    _make_wrapped_dictionaries_traceable()
+
+
+def known_fault() -> str | None:
+    """What is wrong with the installed packages, in one line; None where nothing is known to be.
+
+    These fail late or silently, or far from their cause.
+    """
+    python = sys.version_info[:2]
+    if python >= (3, 12) and _release("tf-keras") == (2, 18):
+        return "tf-keras 2.18 fails after tf.keras.utils.set_random_seed: install 2.19 or newer"
+    if _release("tensorflow-metadata") >= (1, 18) and _release("protobuf") < (6, 0):
+        return (
+            "this tensorflow-metadata and protobuf 5 leave tensorflow-datasets without data sets "
+            "to read: pip install 'tensorflow-metadata<1.18'"
+        )
+    if _release("tensorflow-model-optimization") == (0, 7) and tensorflow_version() >= (2, 16):
+        return (
+            "tensorflow-model-optimization 0.7 cannot be imported beside Keras 3: pip install "
+            "--no-deps tensorflow-model-optimization==0.8.0"
+        )
+    return None
+
+
+def _release(package: str) -> tuple[int, ...]:
+    """Major and minor version of an installed package; () where it is not installed."""
+    try:
+        parts = metadata.version(package).split(".")[:2]
+    except metadata.PackageNotFoundError:
+        return ()
+    return tuple(int(part) for part in parts if part.isdigit())
+
+
+def tensorflow_version() -> tuple[int, int]:
+    """Major and minor version of the TensorFlow that is, or will be, imported."""
+    module = sys.modules.get("tensorflow")
+    found = getattr(module, "__version__", None)
+    for package in ("tensorflow", "tensorflow-cpu", "tf-nightly"):
+        if found is None:
+            try:
+                found = metadata.version(package)
+            except metadata.PackageNotFoundError:
+                pass
+    if found is None:
+        raise ImportError("tff_fedlabel needs TensorFlow: install tensorflow, as the README shows")
+    major, minor, *_ = found.split(".")
+    return int(major), int(minor)
+
+
+def _choose_keras_2() -> None:
+    if importlib.util.find_spec("tf_keras") is None:
+        major, minor = tensorflow_version()
+        raise ImportError(
+            "TensorFlow Federated needs Keras 2 beside this TensorFlow: "
+            f"pip install 'tf-keras=={major}.{minor}.*'"
+        )
+    os.environ[_LEGACY_KERAS] = "1"
+    tensorflow = sys.modules.get("tensorflow")
+    if tensorflow is None:
+        return
+    if _keras_in_use(tensorflow) and not tensorflow.keras.Model.__module__.startswith("tf_keras"):
+        raise ImportError(
+            "TensorFlow Federated needs Keras 2, but tf.keras is already in use as Keras 3 in this "
+            "process: restart Python (in a notebook, the session) and import tff_fedlabel first, "
+            f"or set the environment variable {_LEGACY_KERAS}=1"
+        )
+    # `import tensorflow.keras` looks in the folders of this path, and TensorFlow filled it for
+    # Keras 3 when it was imported without the variable.
+    (folder,) = importlib.util.find_spec("tf_keras").submodule_search_locations
+    folder = os.path.join(folder, "api", "_v2")
+    if folder not in tensorflow.__path__:
+        tensorflow.__path__.insert(0, folder)
+
+
+def _keras_in_use(tensorflow) -> bool:
+    """Whether TensorFlow has looked up which Keras `tf.keras` is; it does so only once."""
+    names = ("keras", "losses", "metrics", "optimizers", "initializers")
+    lazy = (vars(tensorflow)[name] for name in names)
+    return any(vars(loader).get("_tfll_initialized", True) for loader in lazy)
+
+
+def _load_privacy_queries() -> None:
+    sys.skip_tf_privacy_import = True  # The package's own switch: it then imports nothing.
+    try:
+        import tensorflow_privacy
+    finally:
+        del sys.skip_tf_privacy_import
+    queries = "tensorflow_privacy.privacy.dp_query"
+    tensorflow_privacy.restart_query = importlib.import_module(f"{queries}.restart_query")
+    for name, module in _QUERIES.items():
+        query = getattr(importlib.import_module(f"{queries}.{module}"), name)
+        setattr(tensorflow_privacy, name, query)
+
+
+def _complete_jax() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        import jax.lib
+        from jaxlib import xla_client as current
+
+        try:
+            from jax.lib import xla_client
+        except ImportError:
+            xla_client = types.ModuleType("jax.lib.xla_client")
+            jax.lib.xla_client = sys.modules[xla_client.__name__] = xla_client
+        for name in ("Shape", "XlaComputation"):
+            if not hasattr(xla_client, name):
+                setattr(xla_client, name, getattr(current, name))
+
+
+def _make_wrapped_dictionaries_traceable() -> None:
+    if sys.version_info < (3, 12):
+        return
+    import tensorflow as tf
+
+    module = tf.Module()
+    module.wrapped = {}
+    try:
+        inspect.getattr_static(module.wrapped, "any", None)
+    except TypeError:
+        # Private: there is no public way to the type of a value inside another's.
+        from tensorflow.core.function import trace_type
+
+        # The method by which a value says its own type is the first thing that TensorFlow looks
+        # for; it then needs not look into the object.
+        type(module.wrapped).__tf_tracing_type__ = lambda self, context: trace_type.from_value(
+            self.__wrapped__, context
+        )
