@@ -43,9 +43,9 @@ def _check_environment() -> None:
         found = None
     if found != _TFF:
         raise ImportError(
-            f"tff_fedlabel needs tensorflow-federated {_TFF} but finds {found or 'none'}: "
-            "pip install --no-deps --ignore-requires-python -r requirements-tff.txt, as the README "
-            "shows (TFF's own requirements can no longer be installed)"
+            f"tff_fedlabel needs tensorflow-federated {_TFF} but finds {found or 'none'}; its own "
+            "requirements can no longer be met, so: pip install --no-deps --ignore-requires-python "
+            + " ".join(_compatibility.without_dependencies())
         )
     fault = _compatibility.known_fault()
     if fault is not None:

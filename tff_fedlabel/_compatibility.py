@@ -15,6 +15,7 @@ Nothing of this acts beside TensorFlow 2.14. It is done when TFF is imported, wh
 import importlib.util
 import inspect
 import os
+import re
 import sys
 import types
 import warnings
@@ -74,6 +75,12 @@ def known_fault() -> str | None:
             "--no-deps tensorflow-model-optimization==0.8.0"
         )
     return None
+
+
+def without_dependencies() -> list[str]:
+    """The requirements of the package's extra `tff`, such as "tensorflow-federated==0.87.0"."""
+    required = metadata.requires("tff-fedlabel") or []
+    return [line.split(";")[0].strip() for line in required if re.search("extra == .tff", line)]
 
 
 def _release(package: str) -> tuple[int, ...]:

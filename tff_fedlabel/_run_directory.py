@@ -146,8 +146,8 @@ class RunDirectory:
     def _check_same_run(self, wanted, resume):
         if not resume:
             raise RunDirectoryError(
-                f"{self.path} already holds a run; pass --resume to continue it or choose another "
-                "--output_dir."
+                f"{self.path} already holds a run; pass --resume (in Python: resume=True) to "
+                "continue it or choose another --output_dir."
             )
         there = stored_choices(self.path)
         differing = [

@@ -6,6 +6,7 @@ once. Exit codes: 0 done, 1 failure, 2 wrong usage, 130 and 143 stopped by SIGIN
 
 import contextlib
 import datetime
+import functools
 import os
 import sys
 import traceback
@@ -13,6 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from absl import flags
+
+from tff_fedlabel import _progress
 
 FLAGS = flags.FLAGS
 
@@ -204,17 +207,18 @@ def _train() -> int:
         tasks.check_name("runtime", runtime_name, ("auto", *runtime.RUNTIMES))
         tasks.check_count("checkpoint_every", FLAGS.checkpoint_every)
     output_dir = FLAGS.output_dir or _new_directory(config)
-    with _progress(config.rounds) as on_round:
-        summary = training.run(
-            config,
-            output_dir,
-            data_dir=FLAGS.data_dir,
-            resume=FLAGS.resume,
-            runtime=runtime_name,
-            runtime_options=runtime_options,
-            checkpoint_every=FLAGS.checkpoint_every,
-            on_round=on_round,
-        )
+    terminal = sys.stderr.isatty()
+    summary = training.run(
+        config,
+        output_dir,
+        data_dir=FLAGS.data_dir,
+        resume=FLAGS.resume,
+        runtime=runtime_name,
+        runtime_options=runtime_options,
+        checkpoint_every=FLAGS.checkpoint_every,
+        progress=terminal,
+        on_round=None if terminal else functools.partial(_print_round, config.rounds),
+    )
     _print_summary(summary, output_dir)
     return 0
 
@@ -255,39 +259,9 @@ def _new_directory(config) -> str:
     return os.path.join("runs", f"{config.task}-{config.algorithm}-{now}-{os.getpid()}")
 
 
-@contextlib.contextmanager
-def _progress(rounds: int) -> Iterator[Callable[[int, dict[str, float]], None]]:
-    """A progress bar on a terminal; elsewhere one line for each evaluation."""
-    if not sys.stderr.isatty():
-        yield lambda done, metrics: _print_round(done, rounds, metrics)
-        return
-    import tqdm
-
-    # Of the last evaluation, so that the bar always shows an accuracy.
-    shown: dict[str, str] = {}
-    with tqdm.tqdm(total=rounds, unit="round", dynamic_ncols=True, smoothing=0.1) as bar:
-
-        def on_round(done: int, metrics: dict[str, float]) -> None:
-            shown.update(_headline(metrics))
-            if bar.n == 0 and done > 1:  # A resumed run.
-                bar.initial = bar.n = done - 1
-            bar.set_postfix(shown, refresh=False)
-            bar.update(done - bar.n)
-
-        yield on_round
-
-
-def _headline(metrics: dict[str, float]) -> dict[str, str]:
-    shown = {}
-    if metrics["test_accuracy"] == metrics["test_accuracy"]:
-        shown["accuracy"] = f"{metrics['test_accuracy']:.3f}"
-    if "kept_fraction" in metrics:
-        shown["kept"] = f"{metrics['kept_fraction']:.0%}"
-    return shown
-
-
-def _print_round(done: int, rounds: int, metrics: dict[str, float]) -> None:
-    shown = _headline(metrics)
+def _print_round(rounds: int, done: int, metrics: dict[str, float]) -> None:
+    """One line for each evaluation."""
+    shown = _progress.headline(metrics)
     if "accuracy" in shown:
         text = ", ".join(f"{name} {value}" for name, value in shown.items())
         print(f"round {done}/{rounds}: {text}, {metrics['seconds']:.2f} s", file=sys.stderr)

@@ -14,7 +14,6 @@ A round is computed from the state before it and from (seed, round) alone, so a 
 stopped anywhere and resumed ends in the same weights as one that was not.
 """
 
-import asyncio
 import collections
 import contextlib
 import math
@@ -29,7 +28,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_fedlabel import models, tasks
+from tff_fedlabel import _notebook, _progress, models, tasks
 from tff_fedlabel import runtime as runtimes
 from tff_fedlabel._run_directory import (
     RunDirectory,
@@ -72,10 +71,14 @@ class Interrupted(Exception):
     """
 
     def __init__(self, when: str, output_dir: os.PathLike, signal_number: int):
-        super().__init__(f"stopped {when}; --resume --output_dir {output_dir} continues the run.")
+        super().__init__(
+            f"stopped {when}; --resume --output_dir {output_dir} continues the run (in Python: "
+            "resume=True)."
+        )
         self.signal_number = signal_number
 
 
+@_notebook.tells_errors_in_one_line
 def run(
     config: tasks.RunConfig,
     output_dir: str | os.PathLike,
@@ -85,9 +88,13 @@ def run(
     runtime: str = "auto",
     runtime_options: Mapping[str, Any] | None = None,
     checkpoint_every: int = 1,
+    progress: bool | None = None,
     on_round: Callable[[int, dict[str, float]], None] | None = None,
 ) -> dict[str, Any]:
     """Trains, or goes on training, and leaves everything in `output_dir`.
+
+    It may be called in a notebook's cell, where an event loop runs already. Its exceptions are
+    shown there in one line, and interrupting the cell stops it as Ctrl-C does elsewhere.
 
     Args:
       config: The run's choices; `tasks.make_config` makes one.
@@ -100,6 +107,7 @@ def run(
       runtime_options: The runtime's own options. A run that is resumed in the runtime it was in
         last keeps those that are not given.
       checkpoint_every: Rounds between checkpoints; the last round always has one.
+      progress: Whether to show a progress bar; by default in a notebook only.
       on_round: Called after each round with the number of completed rounds and their metrics.
 
     Returns:
@@ -139,7 +147,10 @@ def run(
                 directory.discard_if_new()
                 raise
             experiment = _build(config, data_dir, directory, interrupt)
-            return _train(experiment, directory, runtime, checkpoint_every, on_round, interrupt)
+            callbacks = [] if on_round is None else [on_round]
+            if _notebook.is_running() if progress is None else progress:
+                callbacks.insert(0, stack.enter_context(_progress.bar(config.rounds)))
+            return _train(experiment, directory, runtime, checkpoint_every, callbacks, interrupt)
 
 
 def _build(config, data_dir, directory, interrupt) -> tasks.Experiment:
@@ -156,7 +167,7 @@ def _build(config, data_dir, directory, interrupt) -> tasks.Experiment:
         raise
 
 
-def _train(experiment, directory, runtime, checkpoint_every, on_round, interrupt):
+def _train(experiment, directory, runtime, checkpoint_every, callbacks, interrupt):
     config, process = experiment.config, experiment.process
     checkpoints = checkpoint_manager(directory.path)
     state, done = _load_latest(checkpoints, process.initialize(), directory.path)
@@ -167,7 +178,7 @@ def _train(experiment, directory, runtime, checkpoint_every, on_round, interrupt
     def save():
         nonlocal saved
         if saved != done:
-            _wait(checkpoints.save((state, done), version=done))
+            _notebook.wait(checkpoints.save((state, done), version=done))
             saved = done
 
     metrics = {}
@@ -191,10 +202,10 @@ def _train(experiment, directory, runtime, checkpoint_every, on_round, interrupt
         evaluated = done % config.eval_every == 0 or done == config.rounds
         metrics.update(_evaluations(experiment, state) if evaluated else _NOT_EVALUATED)
         # Metrics first: what a checkpoint says is done has its row in metrics.csv.
-        _wait(directory.release(metrics, done))
+        _notebook.wait(directory.release(metrics, done))
         if done % checkpoint_every == 0 or done == config.rounds:
             save()
-        if on_round is not None:
+        for on_round in callbacks:
             on_round(done, metrics)
 
     if not metrics:  # Stopped between the last checkpoint and the summary.
@@ -289,9 +300,9 @@ def _round_metrics(metrics, seconds: float) -> dict[str, float]:
 def _load_latest(manager, initial_state, directory):
     """The newest saved (state, rounds done), or the initial state and 0."""
     try:
-        saved, version = _wait(manager.load_latest((initial_state, 0)))
+        saved, version = _notebook.wait(manager.load_latest((initial_state, 0)))
     except Exception as error:
-        version = max(_wait(manager.get_versions()) or [0])
+        version = max(_notebook.wait(manager.get_versions()) or [0])
         raise CheckpointError(
             f"checkpoint {version} in {directory} cannot be read ({type(error).__name__}); if it "
             "is damaged, delete it to resume from the one before."
@@ -300,10 +311,6 @@ def _load_latest(manager, initial_state, directory):
         return initial_state, 0
     state, done = saved
     return state, int(done)
-
-
-def _wait(coroutine):
-    return asyncio.run(coroutine)
 
 
 class _Interrupt:

@@ -63,8 +63,7 @@ def compile_computation(comp: tff.framework.ConcreteComputation) -> LocalPlan | 
         return LocalPlan(Graph(proto))
     if proto.WhichOneof("computation") == "xla":
         raise UnsupportedComputationError(
-            "the device runtime runs TensorFlow only, and this computation is a JAX one; use "
-            'runtime.use("local")'
+            "the device runtime runs TensorFlow only, and this computation is a JAX one"
         )
     tree = comp.to_building_block()
     _refuse_intrinsics(tree)

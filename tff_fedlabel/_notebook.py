@@ -1,0 +1,54 @@
+"""What is different where Python runs in a notebook's kernel."""
+
+import asyncio
+import concurrent.futures
+import functools
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+
+def is_running() -> bool:
+    """Whether this process is the kernel of a notebook (Jupyter, Colab)."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    return getattr(shell, "kernel", None) is not None
+
+
+def wait(coroutine: Coroutine) -> Any:
+    """The result of a coroutine, also where an event loop runs in this thread already."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coroutine)
+    # A kernel runs its cells inside a loop, and a loop cannot wait for another in its own thread.
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, coroutine).result()
+
+
+def tells_errors_in_one_line(function: Callable) -> Callable:
+    """Makes a notebook show an exception of `function` as one line instead of its traceback.
+
+    `%tb` in a cell then shows the traceback.
+    """
+
+    @functools.wraps(function)
+    def told(*args, **kwargs):
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            if is_running():
+                _shorten(error)
+            raise
+
+    return told
+
+
+def _shorten(error: Exception) -> None:
+    def render() -> list[str]:
+        del error._render_traceback_  # The next time, in full.
+        text = " ".join(str(error).split())
+        return [f"{type(error).__name__}: {text}", "(%tb shows where it comes from)"]
+
+    # IPython asks exceptions for this method.
+    error._render_traceback_ = render
