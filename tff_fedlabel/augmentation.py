@@ -460,7 +460,10 @@ def _equalize(levels, operation, sign):
     offsets = 256 * tf.reshape(tf.range(batch * channels), [batch, 1, 1, channels])
     bins = tf.cast(levels, tf.int32) + offsets
     size = batch * channels * 256
-    histograms = tf.math.bincount(tf.reshape(bins, [-1]), minlength=size, maxlength=size)
+    flat = tf.reshape(bins, [-1])
+    # Not tf.math.bincount: TensorFlow refuses it on a GPU that has to be deterministic. Whole
+    # numbers have the same sum in any order.
+    histograms = tf.math.unsorted_segment_sum(tf.ones_like(flat), flat, size)
     histograms = tf.reshape(histograms, [batch * channels, 256])
     below = tf.cumsum(histograms, axis=1, exclusive=True)
     # The number of pixels below the brightest level that occurs, shared out over 255 steps.
