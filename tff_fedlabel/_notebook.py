@@ -2,9 +2,12 @@
 
 import asyncio
 import concurrent.futures
+import contextlib
 import functools
+import logging
 import sys
-from collections.abc import Callable, Coroutine
+import warnings
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 
@@ -24,6 +27,25 @@ def wait(coroutine: Coroutine) -> Any:
     # A kernel runs its cells inside a loop, and a loop cannot wait for another in its own thread.
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
         return thread.submit(asyncio.run, coroutine).result()
+
+
+@contextlib.contextmanager
+def without_notices() -> Iterator[None]:
+    """Inside, a cell's output is spared what libraries write about their own work."""
+    if not is_running():
+        yield
+        return
+    # TensorFlow, for each checkpoint, twice: it takes a kernel for a terminal.
+    logger = logging.getLogger("tensorflow")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            # tqdm, which data sets are loaded with, where there are no ipywidgets.
+            warnings.filterwarnings("ignore", "IProgress not found")
+            yield
+    finally:
+        logger.setLevel(level)
 
 
 def tells_errors_in_one_line(function: Callable) -> Callable:

@@ -1,13 +1,17 @@
 """How a run shows its progress while it goes on."""
 
 import contextlib
-import warnings
+import io
 from collections.abc import Callable, Iterator
+
+import tqdm
+
+from tff_fedlabel import _notebook
 
 
 @contextlib.contextmanager
 def bar(rounds: int) -> Iterator[Callable[[int, dict[str, float]], None]]:
-    """A progress bar of tqdm, a notebook's or a terminal's.
+    """A progress bar of tqdm, in a notebook's cell or on a terminal.
 
     Args:
       rounds: How many rounds there will be.
@@ -15,14 +19,13 @@ def bar(rounds: int) -> Iterator[Callable[[int, dict[str, float]], None]]:
     Yields:
       A function to call after each round with the number of completed rounds and their metrics.
     """
-    with warnings.catch_warnings():
-        # A notebook without ipywidgets gets the bar of a terminal.
-        warnings.simplefilter("ignore")
-        from tqdm.auto import tqdm
-
+    if _notebook.is_running():
+        made = _CellBar(total=rounds, unit="round", smoothing=0.1)
+    else:
+        made = tqdm.tqdm(total=rounds, unit="round", smoothing=0.1, dynamic_ncols=True)
     # Of the last evaluation, so that the bar always shows an accuracy.
     shown: dict[str, str] = {}
-    with tqdm(total=rounds, unit="round", dynamic_ncols=True, smoothing=0.1) as progress:
+    with made as progress:
 
         def on_round(done: int, metrics: dict[str, float]) -> None:
             shown.update(headline(metrics))
@@ -42,3 +45,23 @@ def headline(metrics: dict[str, float]) -> dict[str, str]:
     if "kept_fraction" in metrics:
         shown["kept"] = f"{metrics['kept_fraction']:.0%}"
     return shown
+
+
+class _CellBar(tqdm.tqdm):
+    """tqdm's bar as a line of text in the cell's output, which is replaced as the run goes on.
+
+    tqdm's own bar for notebooks is a widget: it needs ipywidgets, and where a saved notebook is
+    only looked at (GitHub, nbviewer) it stays at 0%.
+    """
+
+    def __init__(self, **options):
+        from IPython import display
+
+        self._output = display.display({"text/plain": ""}, raw=True, display_id=True)
+        # The file takes what tqdm writes beside the bar, such as the line's end. With miniters
+        # tqdm's monitor leaves the bar to this thread.
+        super().__init__(file=io.StringIO(), ascii=False, ncols=90, miniters=1, **options)
+
+    def display(self, msg=None, pos=None):
+        """Overrides tqdm's way to write the bar."""
+        self._output.update({"text/plain": str(self)}, raw=True)

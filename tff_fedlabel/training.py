@@ -71,10 +71,10 @@ class Interrupted(Exception):
     """
 
     def __init__(self, when: str, output_dir: os.PathLike, signal_number: int):
-        super().__init__(
-            f"stopped {when}; --resume --output_dir {output_dir} continues the run (in Python: "
-            "resume=True)."
-        )
+        how = f"--resume --output_dir {output_dir} continues the run (in Python: resume=True)."
+        if _notebook.is_running():
+            how = f"the same call with resume=True continues the run in {output_dir}."
+        super().__init__(f"stopped {when}; {how}")
         self.signal_number = signal_number
 
 
@@ -134,7 +134,12 @@ def run(
     except ValueError as error:
         raise ConfigError(str(error)) from error
     directory = RunDirectory(pathlib.Path(output_dir), config, resume, runtime, options)
-    with contextlib.closing(directory), directory.log(), _Interrupt() as interrupt:
+    with (
+        contextlib.closing(directory),
+        directory.log(),
+        _notebook.without_notices(),
+        _Interrupt() as interrupt,
+    ):
         finished = directory.finished_summary()
         if finished is not None:
             return finished
