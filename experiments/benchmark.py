@@ -9,6 +9,7 @@ overhead     milliseconds per client with a linear model, by clients a round
 memory       peak memory by clients a round, and over many rounds
 shares       augmentation, labelling and skipping as parts of a FedLabel round
 pfl          the CIFAR-10 benchmark of pfl-research, on one core and on two
+stacks       this installation against another, --other_python: rounds, peak memory
 
 One row of the CSV file is one figure: the median over the turns of A / B, and the medians of A and
 B. It is written when it is there; one that is measured again replaces the older row of this CPU.
@@ -28,20 +29,22 @@ from tff_fedlabel import cli
 FLAGS = flags.FLAGS
 
 _NAMES = ("client_work", "round", "overhead", "memory", "shares", "pfl")
+_OTHERS = ("stacks",)  # not among "all": it needs a second installation
 _PFL_CORES = (1, 2)
 _DEFAULT_OUTPUT = pathlib.Path(__file__).parent / "results" / "benchmark.csv"
 
 
 def define_flags() -> None:
-    flags.DEFINE_enum("benchmark", "all", ["all", *_NAMES], "which one")
+    flags.DEFINE_enum("benchmark", "all", ["all", *_NAMES, *_OTHERS], "which one")
     flags.DEFINE_string("runtime", "device", "the runtime that is measured")
     flags.DEFINE_integer("repeats", 5, "turns", lower_bound=1)
     flags.DEFINE_integer("rounds", 300, "rounds over which memory is watched", lower_bound=2)
     flags.DEFINE_integer("cores", None, "cores used; default: all, for pfl 1 and then 2")
     flags.DEFINE_bool("quick", False, "small sizes, to see that it works; no default --output")
     flags.DEFINE_string("data_dir", None, "where CIFAR-10 lies, for pfl; default: random images")
+    flags.DEFINE_string("other_python", None, "stacks: the Python of the other installation")
     flags.DEFINE_string("output", None, "CSV file; default: experiments/results/benchmark.csv")
-    flags.DEFINE_string("probe", None, "used by the memory benchmark itself")
+    flags.DEFINE_string("probe", None, "used by the memory and stacks benchmarks themselves")
     flags.DEFINE_bool("verbose", False, "show TensorFlow's log and the traceback of a failure")
 
 
@@ -49,6 +52,8 @@ def benchmark() -> int:
     if FLAGS.probe:
         return _probe()
     cores = _available_cores()
+    if (FLAGS.benchmark == "stacks") != (FLAGS.other_python is not None):
+        raise cli.UsageError("--benchmark stacks and --other_python go together")
     output = FLAGS.output or (None if FLAGS.quick else _DEFAULT_OUTPUT)
     if output is not None:
         from benchmarks import harness
@@ -90,10 +95,13 @@ def _in_processes(choices: list[dict]) -> int:
 
 
 def _probe() -> int:
-    from benchmarks import memory
+    from benchmarks import memory, stacks
 
     name, clients, rounds = FLAGS.probe.split(",")
-    memory.probe(name, int(clients), int(rounds))
+    if name == "stacks":
+        stacks.probe(quick=FLAGS.quick)
+    else:
+        memory.probe(name, int(clients), int(rounds))
     return 0
 
 
@@ -103,7 +111,7 @@ def _measure(output: str | os.PathLike | None) -> int:
     with cli.wrong_values_are_usage():
         tasks.check_name("runtime", FLAGS.runtime, runtime.RUNTIMES)
 
-    from benchmarks import harness, memory, pfl, rounds, setup
+    from benchmarks import harness, memory, pfl, rounds, setup, stacks
 
     table = harness.Table(FLAGS.benchmark, _command(), output, harness.hardware())
     options = setup.Options(FLAGS.runtime, FLAGS.repeats, FLAGS.quick, FLAGS.data_dir)
@@ -114,6 +122,9 @@ def _measure(output: str | os.PathLike | None) -> int:
         "memory": lambda table, options: memory.memory(table, __file__, options, FLAGS.rounds),
         "shares": rounds.shares,
         "pfl": pfl.pfl,
+        "stacks": lambda table, options: stacks.stacks(
+            table, __file__, options, FLAGS.other_python
+        ),
     }
     functions[FLAGS.benchmark](table, options)
     print(table, flush=True)
@@ -123,10 +134,11 @@ def _measure(output: str | os.PathLike | None) -> int:
 def _command() -> str:
     """The command that measures this again, without this machine's paths."""
     parts = ["python", "experiments/benchmark.py"]
-    for name in ("benchmark", "runtime", "repeats", "rounds", "cores", "quick", "data_dir"):
+    names = ("benchmark", "runtime", "repeats", "rounds", "cores", "quick", "data_dir")
+    for name in (*names, "other_python"):
         flag = FLAGS[name]
         if name == "benchmark" or (flag.value != flag.default):
-            value = "DIR" if name == "data_dir" else flag.value
+            value = {"data_dir": "DIR", "other_python": "PYTHON"}.get(name, flag.value)
             parts.append(f"--{name}" if value is True else f"--{name}={value}")
     return shlex.join(parts)
 

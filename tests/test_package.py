@@ -1,7 +1,10 @@
 """Importing the package: names, silence, and what it says in a wrong environment."""
 
+import pathlib
 import subprocess
 import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
 def python(code):
@@ -33,7 +36,12 @@ def test_wrong_tff_is_refused_with_the_remedy():
     )
     last = result.stderr.strip().splitlines()[-1]
     assert last.startswith("ImportError: tff_fedlabel needs tensorflow-federated 0.87.0")
-    assert "0.1.0" in last and "requirements.txt" in last
+    assert "0.1.0" in last
+    assert "pip install --no-deps --ignore-requires-python" in last
+    listed = (ROOT / "requirements" / "tff.txt").read_text().splitlines()
+    assert last.split("--ignore-requires-python ")[1].split() == [
+        line for line in listed if not line.startswith("#")
+    ]
 
 
 def test_unknown_attribute():

@@ -73,3 +73,4 @@ def __dir__() -> list[str]:
 _check_environment()
 __version__ = metadata.version("tff-fedlabel")
 _tff_fedlabel_startup.install()
+_compatibility.choose_keras_2()

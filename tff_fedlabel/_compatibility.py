@@ -42,6 +42,12 @@ _QUERIES = {
 }
 
 
+def choose_keras_2() -> None:
+    """Has TensorFlow, where it is not imported yet, take Keras 2 for `tf.keras`."""
+    if tensorflow_version() >= (2, 16):
+        os.environ[_LEGACY_KERAS] = "1"
+
+
 def prepare() -> None:
     """Makes `import tensorflow_federated` work from here on.
 
@@ -50,7 +56,8 @@ def prepare() -> None:
     """
     if tensorflow_version() < (2, 16):
         return
-    _choose_keras_2()
+    choose_keras_2()
+    _settle_keras_2()
     _load_privacy_queries()
     _complete_jax()
     _make_wrapped_dictionaries_traceable()
@@ -108,14 +115,13 @@ def tensorflow_version() -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def _choose_keras_2() -> None:
+def _settle_keras_2() -> None:
     if importlib.util.find_spec("tf_keras") is None:
         major, minor = tensorflow_version()
         raise ImportError(
             "TensorFlow Federated needs Keras 2 beside this TensorFlow: "
             f"pip install 'tf-keras=={major}.{minor}.*'"
         )
-    os.environ[_LEGACY_KERAS] = "1"
     tensorflow = sys.modules.get("tensorflow")
     if tensorflow is None:
         return
@@ -135,9 +141,7 @@ def _choose_keras_2() -> None:
 
 def _keras_in_use(tensorflow) -> bool:
     """Whether TensorFlow has looked up which Keras `tf.keras` is; it does so only once."""
-    names = ("keras", "losses", "metrics", "optimizers", "initializers")
-    lazy = (vars(tensorflow)[name] for name in names)
-    return any(vars(loader).get("_tfll_initialized", True) for loader in lazy)
+    return vars(vars(tensorflow)["keras"]).get("_tfll_initialized", True)
 
 
 def _load_privacy_queries() -> None:

@@ -205,6 +205,12 @@ def hardware() -> dict[str, str]:
     }
 
 
+def peak_mb(pid: int) -> float:
+    """The most memory that a process has held at once, in MB."""
+    status = pathlib.Path(f"/proc/{pid}/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) / 1024
+
+
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 

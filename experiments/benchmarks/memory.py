@@ -2,20 +2,14 @@
 
 import json
 import os
-import pathlib
 import subprocess
 import sys
 import tempfile
 
-from benchmarks.harness import Goal, Table, say
+from benchmarks.harness import Goal, Table, peak_mb, say
 
 _BATCH = 10
 _LIMIT_SECONDS = 3600
-
-
-def _peak_mb(pid: int | str) -> float:
-    status = pathlib.Path(f"/proc/{pid}/status").read_text()
-    return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
 
 def probe(runtime_name: str, clients: int, rounds: int) -> None:
@@ -38,7 +32,7 @@ def probe(runtime_name: str, clients: int, rounds: int) -> None:
         processes = {os.getpid(), *handle.processes}
 
         def record(moment: str | int) -> None:
-            peaks[str(moment)] = sum(_peak_mb(pid) for pid in processes)
+            peaks[str(moment)] = sum(peak_mb(pid) for pid in processes)
 
         state = process.initialize()
         record("start")

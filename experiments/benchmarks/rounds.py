@@ -23,7 +23,7 @@ def _size(clients: int, steps: int) -> str:
     return f"CNN, {clients} clients, {steps}+{steps} steps of {_BATCH}"
 
 
-def _every_image_kept():
+def every_image_kept():
     """FedLabel at its most expensive; the work does not depend on the weights then."""
     return tff_fedlabel.FedLabelConfig(
         threshold=0.0, strong_augment=augmentation.RandAugment.single()
@@ -34,7 +34,7 @@ def client_work(table: Table, options: setup.Options) -> None:
     """FedLabel in a runtime against the same tensor operations in one `tf.function`."""
     sizes = ((2, 2), (3, 2)) if options.quick else ((4, 4), (10, 10), (10, 20))
     model, optimizer = setup.cnn(), tff.learning.optimizers.build_sgdm(0.01)
-    arguments = (model, optimizer, _every_image_kept())
+    arguments = (model, optimizer, every_image_kept())
     client_update = bare.client_update_of(tff_fedlabel.build_fedlabel, *arguments)
     bare_round = bare.build_round(model, optimizer, client_update)
     process = tff_fedlabel.build_fedlabel(*arguments)
@@ -78,7 +78,7 @@ def round_time(table: Table, options: setup.Options) -> None:
         loop: tff_fedlabel.build_fedlabel(
             setup.cnn(),
             tff.learning.optimizers.build_sgdm(0.01),
-            _every_image_kept(),
+            every_image_kept(),
             loop_implementation=loop,
         )
         for loop in (loops.DATASET_ITERATOR, loops.DATASET_REDUCE)

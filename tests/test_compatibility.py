@@ -1,0 +1,239 @@
+"""Each supported TensorFlow beside TFF: import order, silence, and what was put in its place."""
+
+import os
+import re
+import subprocess
+import sys
+from importlib import metadata
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_fedlabel import _compatibility
+
+KERAS_3 = _compatibility.tensorflow_version() >= (2, 16)
+needs_keras_3 = pytest.mark.skipif(not KERAS_3, reason="this TensorFlow has Keras 2 as tf.keras")
+needs_keras_2 = pytest.mark.skipif(KERAS_3, reason="this TensorFlow has Keras 3 as tf.keras")
+
+# One layer of TFF's own models on the tf.keras that all three share.
+USE = """
+import tensorflow as tf
+import tensorflow_federated as tff
+import tff_fedlabel
+from tensorflow.keras import layers
+assert layers.Dense is tf.keras.layers.Dense
+assert issubclass(tf.keras.Model, tff_fedlabel.models.functional.tf.keras.Model)
+model = tff.learning.models.functional_model_from_keras(
+    lambda: tf.keras.Sequential([tf.keras.Input([2]), layers.Dense(3)]),
+    tf.keras.losses.SparseCategoricalCrossentropy(),
+    input_spec=(tf.TensorSpec([None, 2]), tf.TensorSpec([None], tf.int32)),
+)
+assert [w.shape for w in model.initial_weights[0]] == [(2, 3), (3,)]
+print("done")
+"""
+
+
+def python(code, **variables):
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("TF_")}
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**environment, **variables},
+    )
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "import tensorflow, tensorflow_federated, tff_fedlabel",
+        "import tensorflow_federated",
+        # What a test runner or a notebook may have done long before.
+        "import tensorflow as tf\nfrom tensorflow import keras\n"
+        "tf.function(tf.square)(tf.constant(2.0))\n"
+        "tf.data.Dataset.range(3).map(lambda x: x + 1).reduce(tf.constant(0, tf.int64), tf.add)",
+    ],
+)
+def test_any_import_order_works_and_is_silent(first):
+    result = python(f"{first}\n{USE}")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "done\n" and result.stderr == ""
+
+
+@needs_keras_3
+@pytest.mark.parametrize("use", ["tensorflow.keras.layers", "import tensorflow.keras"])
+def test_keras_3_in_use_is_refused_in_one_line(use):
+    result = python(f"import tensorflow\n{use}\nimport tff_fedlabel, tensorflow_federated")
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("ImportError: TensorFlow Federated needs Keras 2")
+    assert "restart Python" in last and "TF_USE_LEGACY_KERAS=1" in last
+
+
+def test_keras_may_be_used_once_the_package_is_imported():
+    result = python("import tff_fedlabel, tensorflow as tf\ntf.keras.Model" + USE)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "done\n" and result.stderr == ""
+
+
+@needs_keras_3
+def test_keras_3_stays_where_nobody_imports_tff():
+    result = python("import tensorflow as tf; print(tf.keras.__version__)")
+    assert result.returncode == 0 and result.stdout.startswith("3.")
+
+
+@needs_keras_2
+def test_nothing_acts_on_tffs_own_tensorflow():
+    result = python(
+        "import os, sys, tensorflow_privacy, jax.lib.xla_client as client\n"
+        "before = dict(vars(client))\n"
+        "import tensorflow_federated, tff_fedlabel\n"
+        "assert 'TF_USE_LEGACY_KERAS' not in os.environ and 'tf_keras' not in sys.modules\n"
+        "assert vars(client) == before and tensorflow_privacy.DPKerasSGDOptimizer\n"
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_the_startup_module_imports_nothing_by_itself():
+    result = python(
+        "import sys\n"
+        "assert '_tff_fedlabel_startup' in sys.modules\n"
+        "assert not {'tff_fedlabel', 'tensorflow', 'subprocess', 'importlib.metadata'}"
+        " & set(sys.modules)\n"
+    )
+    assert result.returncode == 0, result.stderr
+
+
+NOTICES = """2026-01-02 03:04:05.678901: I tensorflow/core/util/port.cc:153] oneDNN is on
+2026-01-02 03:04:05.678901: E external/local_xla/cuda_fft.cc:467] Unable to register cuFFT
+WARNING: All log messages before absl::InitializeLog() is called are written to STDERR
+E0000 00:00:1795875226.901701    4443 cuda_dnn.cc:8579] Unable to register cuDNN factory
+To enable the following instructions: AVX2 FMA, in other operations, rebuild TensorFlow.
+"""
+
+
+def write_while_filtered(text, then="pass"):
+    return python(
+        "import os, sys, _tff_fedlabel_startup as startup\n"
+        "with startup._notices_filtered():\n"
+        f"    os.write(2, {text.encode()!r})\n"
+        "    print('of Python', file=sys.stderr)\n"
+        f"    {then}\n"
+        "print('after', file=sys.stderr)\n"
+    )
+
+
+def test_only_notices_are_kept_from_the_screen():
+    result = write_while_filtered(NOTICES + "Illegal instruction\nF0000 00:00:17.9  1 a.cc] bad\n")
+    assert result.stderr == (
+        "Illegal instruction\nF0000 00:00:17.9  1 a.cc] bad\nof Python\nafter\n"
+    )
+
+
+def test_what_an_import_says_before_it_aborts_is_seen():
+    result = write_while_filtered("Illegal instruction\n", then="sys.stderr.flush(); os.abort()")
+    assert result.returncode < 0
+    assert result.stderr == "Illegal instruction\nof Python\n"
+
+
+def test_a_closed_or_missing_standard_error_is_no_failure():
+    for code in ("os.close(2)", "sys.stderr = None", "os.environ['PATH'] = ''"):
+        result = python(f"import os, sys\n{code}\nimport tensorflow\nprint('done')")
+        assert result.returncode == 0 and result.stdout == "done\n"
+
+
+def test_notices_come_where_they_are_asked_for():
+    result = python("import tensorflow", TF_CPP_MIN_LOG_LEVEL="0")
+    assert re.search(r"cuda|CPU instructions", result.stderr)
+
+
+def test_private_mean_is_the_clipped_one(local_runtime):
+    """TensorFlow Privacy's queries inside TFF's aggregator, without noise."""
+    rng = np.random.default_rng(0)
+    values = [rng.normal(size=4).astype(np.float32) * scale for scale in (0.1, 3, 5)]
+    clip, expected_number = 0.7, 2.0
+    clipped = [v * min(1, clip / np.linalg.norm(v)) for v in values]
+    factory = tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(
+        noise_multiplier=0.0, clients_per_round=expected_number, clip=clip
+    )
+    process = factory.create(tff.TensorType(np.float32, [4]))
+    with tff.framework.get_context_stack().install(local_runtime.context):
+        output = process.next(process.initialize(), values)
+    np.testing.assert_allclose(output.result, sum(clipped) / expected_number, rtol=1e-5)
+
+
+def test_adaptive_clipping_follows_its_quantile(local_runtime):
+    norms = (0.05, 0.2, 4.0)  # Two of three lie below the first clip.
+    values = [np.array([norm, 0.0], np.float32) for norm in norms]
+    clips = [1.0]
+    for _ in range(2):
+        below = sum(norm <= clips[-1] for norm in norms) / len(norms)
+        clips.append(clips[-1] * np.exp(-0.3 * (below - 0.5)))
+    factory = tff.aggregators.DifferentiallyPrivateFactory.gaussian_adaptive(
+        noise_multiplier=0.0,
+        clients_per_round=3.0,
+        initial_l2_norm_clip=1.0,
+        target_unclipped_quantile=0.5,
+        learning_rate=0.3,
+        clipped_count_stddev=0.0,
+    )
+    process = factory.create(tff.TensorType(np.float32, [2]))
+    with tff.framework.get_context_stack().install(local_runtime.context):
+        state = process.next(process.initialize(), values).state
+        output = process.next(state, values)
+    expected = sum(v * min(1, clips[1] / np.linalg.norm(v)) for v in values) / 3
+    np.testing.assert_allclose(output.result, expected, rtol=1e-5)
+
+
+def test_all_queries_that_tff_names_are_there():
+    import tensorflow_privacy
+
+    for name in _compatibility._QUERIES:
+        assert issubclass(getattr(tensorflow_privacy, name), tensorflow_privacy.DPQuery)
+    assert tensorflow_privacy.restart_query.PeriodicRoundRestartIndicator
+
+
+def test_dictionaries_in_a_module_can_be_traced():
+    """As TFF's checkpoints need it."""
+    module = tf.Module()
+    module.saved = {"a": np.float32(1.5), "b": ({"c": np.int32(2)},)}
+    doubled = tf.function(lambda v: v["a"] + tf.cast(v["b"][0]["c"], tf.float32))(module.saved)
+    assert float(doubled) == 3.5
+
+
+@pytest.mark.parametrize(
+    "versions,words",
+    [
+        ({"tensorflow-metadata": "1.21.0", "protobuf": "5.29.5"}, ["tensorflow-metadata<1.18"]),
+        ({"tensorflow-metadata": "1.21.0", "protobuf": "6.31.1"}, None),
+        ({"tensorflow-metadata": "1.17.2", "protobuf": "5.29.5"}, None),
+        ({"tf-keras": "2.18.0"}, ["2.19"] if sys.version_info >= (3, 12) else None),
+        ({"tensorflow-model-optimization": "0.7.5"}, ["0.8.0"] if KERAS_3 else None),
+    ],
+)
+def test_known_faults(versions, words, monkeypatch):
+    good = {
+        "tensorflow-metadata": "1.17.2",
+        "protobuf": "7.36.2",
+        "tf-keras": "2.21.0",
+        "tensorflow-model-optimization": "0.8.0",
+    }
+    monkeypatch.setattr(metadata, "version", {**good, **versions}.__getitem__)
+    fault = _compatibility.known_fault()
+    if words is None:
+        assert fault is None
+    else:
+        assert len(fault.splitlines()) == 1 and all(word in fault for word in words)
+
+
+def test_this_environment_has_no_known_fault():
+    assert _compatibility.known_fault() is None
+
+
+def test_without_tf_keras_the_remedy_is_said(monkeypatch):
+    monkeypatch.setattr(_compatibility.importlib.util, "find_spec", lambda name: None)
+    major, minor = _compatibility.tensorflow_version()
+    with pytest.raises(ImportError, match=rf"pip install 'tf-keras=={major}\.{minor}\.\*'"):
+        _compatibility._settle_keras_2()
