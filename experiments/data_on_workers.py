@@ -99,7 +99,9 @@ def reading(process, directory, batch_size):
             return decoded
 
         path = tf.strings.join([directory, "/", client_id, ".", part, ".tfrecord"])
-        return tf.data.TFRecordDataset(path).map(decode).batch(batch_size)
+        # TFF's worker knows no buffer of automatic size, which a newer TensorFlow would ask for.
+        records = tf.data.TFRecordDataset(path, buffer_size=256 * 1024)
+        return records.map(decode).batch(batch_size)
 
     # Runs on the worker: the file is opened there.
     @tff.tensorflow.computation(np.str_)

@@ -13,7 +13,13 @@ from typing import Protocol
 import grpc
 import tensorflow_federated as tff
 
-from tff_fedlabel.runtime._errors import ComputationError, WorkerError, readable
+from tff_fedlabel.runtime import _newer_tensorflow
+from tff_fedlabel.runtime._errors import (
+    ComputationError,
+    UnsupportedComputationError,
+    WorkerError,
+    readable,
+)
 
 _MAX_MESSAGE_BYTES = 2 * 1000**3  # TFF's own figure; gRPC's default of 4 MB is less than a model
 _OPTIONS = (
@@ -246,6 +252,9 @@ class Stub(tff.framework.RemoteExecutorStub):
             code = error.code()
             if code in lost or _FORGOTTEN in (error.details() or ""):
                 raise self._worker.lost(error) from error
+            unknown = _newer_tensorflow.unknown_to_worker(error.details() or "")
+            if unknown is not None:
+                raise UnsupportedComputationError(unknown) from error
             reason = readable(error.details() or "")
             raise ComputationError(
                 f"the computation failed in TFF's worker: {code.name}: {reason}"
@@ -264,6 +273,7 @@ class Stub(tff.framework.RemoteExecutorStub):
         return self._call(self._stub.get_executor, request, (*_LOST, grpc.StatusCode.UNIMPLEMENTED))
 
     def create_value(self, request):
+        _newer_tensorflow.adapt_value(request.value)
         return self._call(self._stub.create_value, request)
 
     def create_struct(self, request):

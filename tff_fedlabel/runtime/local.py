@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 import tensorflow_federated as tff
 
-from tff_fedlabel.runtime import _remote, _worker
+from tff_fedlabel.runtime import _newer_tensorflow, _remote, _worker
 from tff_fedlabel.runtime._checks import check_flag, check_integer, check_seconds
 from tff_fedlabel.runtime._errors import ComputationError, WorkerError
 
@@ -116,7 +116,7 @@ class LocalRuntime:
             _remote.Stub(worker),
             default_num_clients,
             stream_structs,
-            tff.backends.native.desugar_and_transform_to_native,
+            _newer_tensorflow.compile_computation,
         )
         self.context = _remote.SyncContext(self.async_context, worker.check, thread)
 

@@ -32,7 +32,7 @@ from collections.abc import Iterator, Sequence
 
 import tensorflow_federated as tff
 
-from tff_fedlabel.runtime import _mergeable, _pool, _remote
+from tff_fedlabel.runtime import _mergeable, _newer_tensorflow, _pool, _remote
 from tff_fedlabel.runtime._checks import check_flag, check_integer, check_seconds
 from tff_fedlabel.runtime._mergeable import NotMergeableError
 
@@ -182,7 +182,7 @@ class _Compiler:
     def __init__(self, divide: bool):
         # Computations are compiled inside each other's plans, so the lock is taken repeatedly.
         self._lock = threading.RLock()
-        self._compile = functools.lru_cache(tff.backends.native.desugar_and_transform_to_native)
+        self._compile = functools.lru_cache(_newer_tensorflow.compile_computation)
         self._make_plan = functools.lru_cache(lambda comp: _mergeable.Plan(comp, self, divide))
 
     def __call__(self, comp: tff.Computation) -> tff.Computation:
