@@ -1,10 +1,12 @@
 """Tasks as the paper has them, choices checked, cohorts drawn from (seed, round) alone."""
 
+import dataclasses
 import math
 import pathlib
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tff_fedlabel import algorithms, tasks
 
@@ -68,6 +70,7 @@ def test_our_tasks():
         ("selection", "best"),
         ("seed", -1),
         ("eval_every", 0),
+        ("mixed_precision", "float8"),
     ],
 )
 def test_wrong_choice_names_the_field(field, value):
@@ -147,3 +150,22 @@ def test_supervised_methods_get_no_unlabeled_work():
     config = tasks.make_config("digits", "fedavg", width=4)
     for client in tasks.build(config).cohort(0):
         assert len(list(client["unlabeled"])) <= 1
+
+
+@pytest.mark.parametrize("dtype,mantissa", [("float16", 10), ("bfloat16", 7)])
+def test_mixed_precision_is_the_models_and_nobody_elses(experiment, dtype, mantissa):
+    config = dataclasses.replace(experiment.config, mixed_precision=dtype)
+    mixed = tasks.build(config)
+    assert tf.keras.mixed_precision.global_policy().name == "float32"
+    for weight, other in zip(
+        mixed.model.initial_weights[0], experiment.model.initial_weights[0], strict=True
+    ):
+        assert weight.dtype == np.float32
+        np.testing.assert_array_equal(weight, other)
+    images = experiment.source.test.x[:50]
+    logits, exact = (
+        e.model.predict_on_batch(e.model.initial_weights, images, training=False).numpy()
+        for e in (mixed, experiment)
+    )
+    error = np.abs(logits - exact).max() / np.abs(exact).max()
+    assert 2.0 ** -(mantissa + 8) < error < 2.0 ** -(mantissa - 3)

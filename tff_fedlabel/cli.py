@@ -30,6 +30,7 @@ _RUN_FLAGS = {
     "split": (str, "pooled: 80/5/15 of all published images; official: the published test set"),
     "model": (str, "cnn, resnet18, resnet34 or resnet50"),
     "width": (int, "width of the model (64 for ResNets)"),
+    "mixed_precision": (str, "float16 or bfloat16: the model computes in it, for fast GPUs"),
     "lr": (float, "learning rate eta of the clients' SGD"),
     "batch_size": (int, "images in a batch"),
     "tau": (str, "labelled steps of a client in a round, or 'epoch': one pass over its images"),

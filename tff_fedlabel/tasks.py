@@ -4,13 +4,16 @@ A `RunConfig` holds every choice of one run. `make_config` fills in what the cal
 the task; `build` turns the result into data, model and learning process.
 """
 
+import contextlib
 import dataclasses
 import difflib
 import math
 import numbers
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_fedlabel import algorithms, augmentation, models
@@ -23,6 +26,7 @@ STRONG_AUGMENTS = {
     "none": None,
 }
 EPOCH = "epoch"
+MIXED_PRECISION = ("float16", "bfloat16")
 # Fields of `RunConfig` that belong to the method; not every method has every one.
 _METHOD_FIELDS = (
     "threshold",
@@ -159,6 +163,8 @@ class RunConfig:
       partition: "client" (each client's class mixture is Dir(alpha)) or "class" (each class is
         divided over the clients by Dir(alpha)).
       split: "pooled" (80/5/15 of all published images) or "official".
+      mixed_precision: "float16" or "bfloat16", in which the model computes, from weights in
+        float32; None is float32 throughout.
       server_lr: Learning rate of the server's SGD.
       server_momentum: Momentum of the server's SGD.
       threshold: beta; None is the method's own default, like the fields below.
@@ -190,6 +196,7 @@ class RunConfig:
     algorithm: str = "fedlabel"
     partition: str = "client"
     split: str = "pooled"
+    mixed_precision: str | None = None
     server_lr: float = 1.0
     server_momentum: float = 0.0
     threshold: float | None = None
@@ -217,6 +224,8 @@ class RunConfig:
                 check_count(name, getattr(self, name), f" or {EPOCH!r}")
         if self.width is not None:
             check_count("width", self.width)
+        if self.mixed_precision is not None:
+            check_name("mixed_precision", self.mixed_precision, MIXED_PRECISION)
         _check_between("labeled_fraction", self.labeled_fraction, 0.0, 1.0, open_low=True)
         _check_between("alpha", self.alpha, 0.01, math.inf)
         for name in ("lr", "server_lr"):
@@ -329,12 +338,11 @@ def build(config: RunConfig, data_dir: str | None = None) -> Experiment:
         label_names=source.label_names,
     )
     input_shape = source.train.x.shape[1:]
-    model = models.functional_model(
-        models.build_keras(
+    with _keras_policy(config.mixed_precision):
+        keras_model = models.build_keras(
             config.model, input_shape, source.num_classes, width=config.width, seed=config.seed
-        ),
-        input_shape=input_shape,
-    )
+        )
+    model = models.functional_model(keras_model, input_shape=input_shape)
     tail = {} if config.algorithm in algorithms.SUPERVISED else {"diagnose": True}
     process = algorithms.ALGORITHMS[config.algorithm](
         model,
@@ -346,6 +354,20 @@ def build(config: RunConfig, data_dir: str | None = None) -> Experiment:
         **tail,
     )
     return Experiment(config, source, clients, model, process)
+
+
+@contextlib.contextmanager
+def _keras_policy(dtype: str | None) -> Iterator[None]:
+    """Inside, Keras layers are made to compute in `dtype`; None changes nothing."""
+    if dtype is None:
+        yield
+        return
+    before = tf.keras.mixed_precision.global_policy()
+    tf.keras.mixed_precision.set_global_policy(f"mixed_{dtype}")
+    try:
+        yield
+    finally:
+        tf.keras.mixed_precision.set_global_policy(before)
 
 
 def check_name(field: str, name: Any, known) -> None:
