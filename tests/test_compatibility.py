@@ -87,7 +87,7 @@ def test_keras_3_stays_where_nobody_imports_tff():
 @needs_keras_2
 def test_nothing_acts_on_tffs_own_tensorflow():
     result = python(
-        "import os, sys, tensorflow_privacy, jax.lib.xla_client as client\n"
+        "import os, sys, tensorflow_privacy\nfrom jax.lib import xla_client as client\n"
         "before = dict(vars(client))\n"
         "import tensorflow_federated, tff_fedlabel\n"
         "assert 'TF_USE_LEGACY_KERAS' not in os.environ and 'tf_keras' not in sys.modules\n"
