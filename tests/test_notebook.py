@@ -23,19 +23,28 @@ CHOICES = dict(
 
 
 class Kernel:
-    """A kernel, and what its cells put out: (type, content) pairs of Jupyter's messages."""
+    """A kernel, and what its cells put out: (type, content) pairs of Jupyter's messages.
 
-    def __init__(self, python, folder):
+    Args:
+      python: The Python that runs it.
+      folder: Where its cells run.
+      environment: More variables.
+    """
+
+    def __init__(self, python, folder, **environment):
         from jupyter_client.kernelspec import KernelSpecManager
         from jupyter_client.manager import KernelManager
 
         spec = folder / "kernels" / "tested"
-        spec.mkdir(parents=True)
+        spec.mkdir(parents=True, exist_ok=True)
         argv = [python, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
         (spec / "kernel.json").write_text(json.dumps({"argv": argv, "display_name": "tested"}))
         specs = KernelSpecManager(kernel_dirs=[str(spec.parent)])
         self.manager = KernelManager(kernel_name="tested", kernel_spec_manager=specs)
-        self.manager.start_kernel(cwd=str(folder))
+        # Without what importing the package has set in this process.
+        ours = ("TF_CPP_MIN_LOG_LEVEL", "TF_USE_LEGACY_KERAS")
+        inherited = {name: value for name, value in os.environ.items() if name not in ours}
+        self.manager.start_kernel(cwd=str(folder), env={**inherited, **environment})
         self._client = self.manager.client()
         self._client.start_channels()
         self._client.wait_for_ready(timeout=120)

@@ -35,10 +35,11 @@ def without_notices() -> Iterator[None]:
     if not is_running():
         yield
         return
-    # TensorFlow, for each checkpoint, twice: it takes a kernel for a terminal.
+    # TensorFlow, which tells of each checkpoint and of models that are evaluated for the first
+    # time, twice each: it takes a kernel for a terminal.
     logger = logging.getLogger("tensorflow")
     level = logger.level
-    logger.setLevel(logging.WARNING)
+    logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             # tqdm, which data sets are loaded with, where there are no ipywidgets.
