@@ -1,5 +1,6 @@
 """Each supported TensorFlow beside TFF: import order, silence, and what was put in its place."""
 
+import importlib.machinery
 import os
 import re
 import subprocess
@@ -237,3 +238,25 @@ def test_without_tf_keras_the_remedy_is_said(monkeypatch):
     major, minor = _compatibility.tensorflow_version()
     with pytest.raises(ImportError, match=rf"pip install 'tf-keras=={major}\.{minor}\.\*'"):
         _compatibility._settle_keras_2()
+
+
+def test_cusolver_is_loaded_where_the_gpu_extra_lies(monkeypatch, tmp_path):
+    folder = tmp_path / "nvidia" / "cusolver" / "lib"
+    folder.mkdir(parents=True)
+    (folder / "libcusolver.so.11").touch()
+    spec = importlib.machinery.ModuleSpec("nvidia", None, is_package=True)
+    spec.submodule_search_locations = [str(tmp_path / "nvidia")]
+    monkeypatch.setattr(_compatibility.importlib.util, "find_spec", lambda name: spec)
+    loaded, driver = [], [False]
+
+    def load(name):
+        if name == "libcuda.so.1" and not driver[0]:
+            raise OSError("no such file")
+        loaded.append(name)
+
+    monkeypatch.setattr(_compatibility.ctypes, "CDLL", load)
+    _compatibility._load_cusolver()
+    assert not loaded
+    driver[0] = True
+    _compatibility._load_cusolver()
+    assert loaded == ["libcuda.so.1", str(folder / "libcusolver.so.11")]

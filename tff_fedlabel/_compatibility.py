@@ -7,11 +7,17 @@
 * `jax.lib.xla_client`. JAX has moved it; TFF's JAX part names two of its classes when imported.
 * Dictionaries in a `tf.Module`. TensorFlow wraps them, with wrapt, in a class that Python 3.12
   cannot look into where wrapt is older than 2.2.2, as in Colab; TFF's checkpoints are such modules.
+* libcusolver. TensorFlow 2.21 looks for it in the system's folders and not where its extra
+  `and-cuda` installs it, and sees no GPU then; what a process has loaded already it finds. It looks
+  once, with its first operation, so it is too late when a runtime starts.
 
 Nothing of this acts beside TensorFlow 2.14. It is done when TFF is imported, whoever imports it;
 `_startup` sees to that.
 """
 
+import contextlib
+import ctypes
+import glob
 import importlib.util
 import inspect
 import os
@@ -61,6 +67,7 @@ def prepare() -> None:
     _load_privacy_queries()
     _complete_jax()
     _make_wrapped_dictionaries_traceable()
+    _load_cusolver()
 
 
 def known_fault() -> str | None:
@@ -171,6 +178,20 @@ def _complete_jax() -> None:
         for name in ("Shape", "XlaComputation"):
             if not hasattr(xla_client, name):
                 setattr(xla_client, name, getattr(current, name))
+
+
+def _load_cusolver() -> None:
+    wheels = importlib.util.find_spec("nvidia")
+    if wheels is None:
+        return
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:  # No driver, no GPU.
+        return
+    for folder in wheels.submodule_search_locations or ():
+        for path in glob.glob(f"{folder}/cusolver/lib/libcusolver.so.*"):
+            with contextlib.suppress(OSError):
+                ctypes.CDLL(path)
 
 
 def _make_wrapped_dictionaries_traceable() -> None:
