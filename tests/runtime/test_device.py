@@ -17,7 +17,7 @@ import tensorflow_federated as tff
 import tff_fedlabel
 from tff_fedlabel import algorithms, augmentation, models, runtime
 from tff_fedlabel.datasets import federated
-from tff_fedlabel.runtime import device
+from tff_fedlabel.runtime import _private_tensorflow, device
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), os.pardir, "algorithms"))
 from linear_model import build_model, initial_weights, random_client, to_tff
@@ -640,6 +640,55 @@ def test_placement_report():
     assert "75% on GPU, 25% on CPU" in device.placement_report(counts)
 
 
+def test_the_next_client_is_measured_where_that_is_asked_for(clients):
+    process = build_ours("fedavg")
+    with runtime.device.start() as backend:
+        expected, _ = rounds(backend, process, clients, 1)
+        assert backend.placement is None and backend.operations is None
+        backend.measure_placement()
+        found, _ = rounds(backend, process, clients, 1)
+        assert_same(found, expected, rtol=0)
+        operations = backend.operations
+        assert {operation.device for operation in operations} == {"CPU:0"}
+        assert all(number > 0 for number in operations.values())
+        assert backend.placement == {"CPU": sum(operations.values())}
+        types = {operation.op for operation in operations}
+        assert "AnonymousIteratorV3" in types and any("MatMul" in op for op in types)
+        assert not {"Const", "Identity", "_Arg", "_Retval"} & types
+
+
+def test_operations_are_counted_by_place_and_type(here):
+    """Against the graph of a function whose operations nothing rewrites."""
+
+    @tf.function
+    def function(x):
+        words = tf.strings.unicode_encode(tf.cast(x, tf.int32)[None], "UTF-8")
+        return tf.linalg.det(tf.linalg.inv(tf.reshape(x, [2, 2]))), words
+
+    _, counts = _private_tensorflow.operations_by_device(
+        lambda: function(tf.constant([1.0, 2.0, 3.0, 4.0]))
+    )
+    of_type = {operation.op: (operation, number) for operation, number in counts.items()}
+    assert of_type["MatrixInverse"][1] == of_type["MatrixDeterminant"][1] == 1
+    assert of_type["MatrixInverse"][0] == ("CPU:0", "MatrixInverse", "GPU kernel")
+    assert of_type["UnicodeEncode"][0] == ("CPU:0", "UnicodeEncode", "no GPU kernel")
+    assert _private_tensorflow.by_kind(counts) == {"CPU": sum(counts.values())}
+    _, counts = _private_tensorflow.operations_by_device(
+        lambda: function(tf.constant([1.0, 2.0, 3.0, 4.0]))
+    )
+    assert not counts  # it ran before
+
+
+def test_a_required_gpu_without_the_clients_operations_is_an_error(clients):
+    process = build_ours("fedavg")
+    with runtime.device.start() as backend:
+        backend.measure_placement()
+        backend._require_gpu = True
+        for _ in range(2):
+            with pytest.raises(runtime.DeviceError, match="a GPU is required, .* 100% on CPU"):
+                rounds(backend, process, clients, 1)
+
+
 def cnn_round(backend_name):
     """One FedLabel round of the CNN on fixed images, from its initial weights."""
     rng = np.random.default_rng(0)
@@ -686,6 +735,25 @@ with runtime.device.start() as backend:
     clients = [test_device.to_tff(test_device.random_client(seed)) for seed in range(5)]
     weights, _ = test_device.rounds(backend, process, clients, 2)
     np.savez(sys.argv[1], *weights.trainable)
+
+# A process that was built before op determinism was on, on "GPUs" that are CPU:1 alone: what
+# TensorFlow refuses there goes to CPU:0.
+from tff_fedlabel.runtime import _private_tensorflow
+count = _private_tensorflow.operations_by_device
+process = test_device.build_ours("fedlabel")
+with runtime.device.start() as backend:
+    (before, _), operations = count(lambda: test_device.rounds(backend, process, clients, 2))
+    # Each client's graph was run on both.
+    devices = {{o.device for o in operations if "MatMul" in o.op}}
+    assert devices == {{"CPU:0", "CPU:1"}}, operations
+with runtime.device.start(deterministic=True) as backend:
+    backend.devices, backend._on_gpu = backend.devices[1:], True
+    (after, _), operations = count(lambda: test_device.rounds(backend, process, clients, 2))
+    refused = "SparseSoftmaxCrossEntropyWithLogits"
+    assert {{o.device for o in operations if o.op == refused}} == {{"CPU:0"}}, operations
+    assert {{o.device for o in operations if "MatMul" in o.op}} == {{"CPU:1"}}, operations
+for a, b in zip(before.trainable, after.trainable, strict=True):
+    np.testing.assert_array_equal(a, b)
 print("done")
 """
 

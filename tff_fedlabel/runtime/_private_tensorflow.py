@@ -1,4 +1,4 @@
-"""What only private modules of TensorFlow 2.14 can do.
+"""What only private modules of TensorFlow can do.
 
 * A function that runs can be cancelled from another thread only through a cancellation manager of
   `tensorflow.python.eager`, and its public-looking context is one global for all threads: `call`
@@ -8,6 +8,10 @@
 * A function that was cut out of a graph has no Python signature. Called the public way it first
   fails to bind its arguments to one, with a traceback, at every call: that costs as much as all of
   a small client's work.
+* Which kernels an operation has is told by the registry of kernels alone, and which of an
+  operation's results lie in the host's memory by that registry and the one of operations. A
+  TensorFlow built for CUDA registers its GPU kernels on machines without a GPU, too.
+* Whether op determinism is on: it can be turned on in public, but not asked for.
 * Which datasets a dataset was made of is known to its private `_inputs()` only; the alternative,
   its serialized graph, holds all the data that is in memory.
 """
@@ -15,12 +19,15 @@
 from __future__ import annotations
 
 import collections
+import functools
 import itertools
 from collections.abc import Callable
+from typing import NamedTuple
 
 import tensorflow as tf
 from tensorflow.python.eager import cancellation, execute
 from tensorflow.python.eager import context as eager_context
+from tensorflow.python.framework import config, kernels, op_def_registry
 
 # Part of every partition, on whichever device; they compute nothing.
 _BOOKKEEPING = frozenset({"_Arg", "_Retval", "_DeviceRetval", "_DeviceArg", "_Send", "_Recv"}) | {
@@ -72,13 +79,38 @@ class Call:
         )
 
 
+class Operation(NamedTuple):
+    """A kind of operation in a place.
+
+    Attributes:
+      device: "GPU:0": type and number of the device it was placed on.
+      op: Its type, "Conv2D".
+      on_gpu: What TensorFlow has for it on a GPU, one of `GPU_KERNEL`, `HOST_MEMORY` and texts that
+        start with `NO_GPU_KERNEL`.
+    """
+
+    device: str
+    op: str
+    on_gpu: str
+
+    @property
+    def kind(self) -> str:
+        """The type of the device, "GPU"."""
+        return self.device.split(":")[0]
+
+
+GPU_KERNEL = "GPU kernel"
+HOST_MEMORY = "host memory"  # placed on a GPU it still computes in the host's memory, by design
+NO_GPU_KERNEL = "no GPU kernel"
+
+
 def operations_by_device(call: Callable[[], object]) -> tuple[object, collections.Counter]:
-    """Runs `call` and counts, for each kind of device, the operations placed on it.
+    """Runs `call` and counts, by place and type, the operations that it runs.
 
     Counted are the functions that are instantiated meanwhile, so those called for the first time.
 
     Returns:
-      What `call` returned, and device type ("CPU", "GPU") -> number of operations.
+      What `call` returned, and `Operation` -> how many of them.
     """
     context = eager_context.context()
     context.enable_graph_collection()
@@ -92,10 +124,85 @@ def operations_by_device(call: Callable[[], object]) -> tuple[object, collection
         for graph in function.partition_graphs:
             for node in graph.node:
                 # "/job:localhost/replica:0/task:0/device:GPU:0"
-                kind = node.device.rsplit("/device:", 1)[-1].split(":")[0]
-                if kind and node.op not in _BOOKKEEPING:
-                    counts[kind] += 1
+                device = node.device.rsplit("/device:", 1)[-1]
+                if device and node.op not in _BOOKKEEPING:
+                    counts[Operation(device, node.op, support_on_gpu(node))] += 1
     return result, counts
+
+
+def by_kind(operations: collections.Counter) -> collections.Counter:
+    """Device type ("CPU", "GPU") -> number of operations."""
+    counts = collections.Counter()
+    for operation, number in operations.items():
+        counts[operation.kind] += number
+    return counts
+
+
+def support_on_gpu(node) -> str:
+    """What this TensorFlow has for a node on a GPU, whether there is one or not.
+
+    Args:
+      node: A `NodeDef`.
+
+    Returns:
+      `GPU_KERNEL`; `HOST_MEMORY` where the GPU's kernel leaves all its results in the host's
+      memory, as for shapes, datasets and most arithmetic of int32; or that there is no kernel, and
+      for which dtype if others have one.
+    """
+    registered = _gpu_kernels(node.op)
+    if not registered:
+        return NO_GPU_KERNEL
+    definition = op_def_registry.get(node.op)
+    types = _types(node, definition)
+    fitting = [kernel for kernel in registered if _fits(kernel, types)]
+    if not fitting:
+        return f"{NO_GPU_KERNEL} for {', '.join(_types_without_kernel(registered, types))}"
+    in_host_memory = set(fitting[0].host_memory_arg)
+    outputs = {output.name for output in definition.output_arg} if definition else set()
+    return HOST_MEMORY if outputs and outputs <= in_host_memory else GPU_KERNEL
+
+
+@functools.cache
+def _gpu_kernels(op: str) -> list:
+    """The kernels that an operation on a GPU may get, the best first."""
+    found = kernels.get_registered_kernels_for_op(op).kernel
+    # A kernel of the device DEFAULT runs anywhere. Those with a label are asked for by it.
+    found = [k for k in found if k.device_type in ("GPU", "DEFAULT") and not k.label]
+    return sorted(found, key=lambda k: k.device_type, reverse=True)
+
+
+def _types(node, definition) -> dict[str, list[int]]:
+    """The dtypes of a node, by the names of its attributes."""
+    attributes = {a.name: a.default_value for a in definition.attr} if definition else {}
+    attributes.update(node.attr)
+    return {
+        name: [value.type] if value.type else list(value.list.type)
+        for name, value in attributes.items()
+        if value.WhichOneof("value") in ("type", "list")
+    }
+
+
+def _fits(kernel, types: dict[str, list[int]]) -> bool:
+    for constraint in kernel.constraint:
+        allowed = constraint.allowed_values.list.type
+        if allowed and not set(types.get(constraint.name, ())) <= set(allowed):
+            return False
+    return True
+
+
+def _types_without_kernel(registered, types: dict[str, list[int]]) -> list[str]:
+    """Names of dtypes that no kernel takes; of all dtypes where it is their combination."""
+    allowed = collections.defaultdict(set)
+    for kernel in registered:
+        for constraint in kernel.constraint:
+            allowed[constraint.name].update(constraint.allowed_values.list.type)
+    asked = [(name, t) for name in sorted(allowed) for t in types.get(name, ())]
+    missing = [(name, t) for name, t in asked if t not in allowed[name]] or asked
+    return list(dict.fromkeys(tf.as_dtype(t).name for _, t in missing))
+
+
+def op_determinism_is_enabled() -> bool:
+    return config.is_op_determinism_enabled()
 
 
 def may_shuffle(dataset: tf.data.Dataset) -> bool:

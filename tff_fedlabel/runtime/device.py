@@ -30,16 +30,16 @@ import tensorflow as tf
 import tensorflow_federated as tff
 from absl import logging
 
-from tff_fedlabel.runtime import _private_tensorflow
+from tff_fedlabel.runtime import _cuda, _determinism, _private_tensorflow
 from tff_fedlabel.runtime._checks import check_flag, check_integer
 from tff_fedlabel.runtime._compiling import LocalPlan, RoundPlan, compile_computation
 from tff_fedlabel.runtime._datasets import DatasetReader
 from tff_fedlabel.runtime._errors import ComputationError, DeviceError, readable
-from tff_fedlabel.runtime._graphs import flatten, unflatten
+from tff_fedlabel.runtime._graphs import Graph, flatten, unflatten
 from tff_fedlabel.runtime._private_tensorflow import Call
 from tff_fedlabel.runtime._types import without_placement
 
-__all__ = ["DeviceRuntime", "start", "validate"]
+__all__ = ["DeviceRuntime", "find_gpus", "placement_report", "start", "validate"]
 
 _CALLS = 32  # computations at once; further ones wait
 
@@ -70,7 +70,8 @@ def start(
       max_concurrent_clients: How many clients are computed at once; by default two for each GPU,
         or one for each CPU core that this process may use. Fewer take less memory.
       deterministic: Turns on TensorFlow's op determinism, for the rest of the process: then runs
-        on a GPU repeat themselves bit for bit too, slower.
+        on a GPU repeat themselves bit for bit too, slower. What TensorFlow refuses there is
+        computed on the CPU; `_determinism` has the list.
       require_gpu: Raise `DeviceError` where no GPU is visible, or where none of the clients'
         operations ran on one.
 
@@ -86,12 +87,7 @@ def start(
         deterministic=deterministic,
         require_gpu=require_gpu,
     )
-    gpus = tf.config.list_physical_devices("GPU")
-    if require_gpu and not gpus:
-        raise DeviceError(
-            "no GPU is visible to TensorFlow: check the driver and CUDA_VISIBLE_DEVICES, and "
-            "install the CUDA libraries with the package's gpu extra"
-        )
+    gpus = find_gpus(require_gpu)
     for gpu in gpus:
         # Fails once a device is in use; then whoever used it first has chosen.
         with contextlib.suppress(RuntimeError, ValueError):
@@ -105,13 +101,30 @@ def start(
         runtime.close()
 
 
+def find_gpus(required: bool = False) -> list[tf.config.PhysicalDevice]:
+    """The GPUs that TensorFlow sees.
+
+    It looks for them when a process first asks, so this should be the first to ask: it loads the
+    CUDA libraries that TensorFlow would not find.
+
+    Raises:
+      DeviceError: One is required and there is none; the line says what is missing.
+    """
+    _cuda.load_libraries()
+    gpus = tf.config.list_physical_devices("GPU")
+    if required and not gpus:
+        raise DeviceError(f"no GPU is visible to TensorFlow: {_cuda.why_no_gpu()}")
+    return gpus
+
+
 class DeviceRuntime:
     """The contexts of the runtime: `context` and `async_context`, each a normal TFF one.
 
     Attributes:
       devices: Names of the TensorFlow devices that clients are spread over.
       placement: "CPU", "GPU" -> operations of one client that ran there, once it was measured:
-        on a machine with a GPU, with the first client.
+        on a machine with a GPU, with the first client; elsewhere see `measure_placement`.
+      operations: The same in detail: `_private_tensorflow.Operation` -> number.
     """
 
     processes: tuple[int, ...] = ()
@@ -120,7 +133,9 @@ class DeviceRuntime:
         devices = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
         self.devices = tuple(device.name for device in devices)
         self.placement: collections.Counter | None = None
+        self.operations: collections.Counter | None = None
         self._on_gpu = devices[0].device_type == "GPU"
+        self._measures = self._on_gpu
         self._require_gpu = require_gpu
         default = 2 * len(devices) if self._on_gpu else len(os.sched_getaffinity(0))
         self._in_flight = max_concurrent_clients or max(default, len(devices))
@@ -144,6 +159,12 @@ class DeviceRuntime:
             raise ComputationError(
                 "this runtime has ended: call computations inside its `with` block"
             )
+
+    def measure_placement(self) -> None:
+        """Has the next client measured; what was compiled before is compiled anew."""
+        self.placement = self.operations = None
+        self._measures = True
+        self._plans.clear()
 
     def close(self) -> None:
         """Cancels what still runs, in other threads, and ends."""
@@ -195,6 +216,8 @@ class DeviceRuntime:
                 plan = self._known_plan(comp)
                 if plan is None:
                     plan = compile_computation(comp)
+                    if self._on_gpu and _private_tensorflow.op_determinism_is_enabled():
+                        _keep_refused_on_cpu(plan)
                     forget = functools.partial(self._plans.pop, id(comp), None)
                     self._plans[id(comp)] = (weakref.ref(comp, lambda _: forget()), plan)
         return plan
@@ -229,7 +252,7 @@ class DeviceRuntime:
         waiting: collections.deque[concurrent.futures.Future] = collections.deque()
         try:
             for number, client in enumerate(clients):
-                if self._on_gpu and self.placement is None:
+                if self._measures and self.placement is None:
                     yield self._measured(plan, client, context, call)
                     continue
                 if len(waiting) == self._in_flight:
@@ -261,17 +284,25 @@ class DeviceRuntime:
     def _measured(self, plan, client, context, call) -> list[tf.Tensor]:
         """The first client's update, with a report of where its operations ran."""
         with self._measuring:
-            update, placement = _private_tensorflow.operations_by_device(
+            update, operations = _private_tensorflow.operations_by_device(
                 lambda: self._work(plan, client, context, self.devices[0], call)
             )
-        if sum(placement.values()):  # else it ran before; the next computation will tell
+        placement = _private_tensorflow.by_kind(operations)
+        if placement.total():  # else it ran before; the next computation will tell
             report = placement_report(placement)
             logging.info("%s", report)
             if self._require_gpu and not placement["GPU"]:
                 self._plans.clear()  # so that another try measures again
                 raise DeviceError(f"a GPU is required, but {report}")
-            self.placement = placement
+            self.placement, self.operations = placement, operations
         return update
+
+
+def _keep_refused_on_cpu(plan: LocalPlan | RoundPlan) -> None:
+    """Before the plan's graphs are imported: they are with their first call."""
+    for graph in vars(plan).values():
+        if isinstance(graph, Graph):
+            _determinism.keep_on_cpu(graph._graph_def)
 
 
 def placement_report(placement: collections.Counter) -> str:

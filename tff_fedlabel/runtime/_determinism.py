@@ -1,0 +1,104 @@
+"""What TensorFlow refuses on a GPU under op determinism, and how it is computed nevertheless.
+
+`tf.config.experimental.enable_op_determinism` makes some operations raise `UnimplementedError`
+when they run on a GPU. Their CPU kernels are deterministic, so that is where they go: a graph that
+was traced before determinism was turned on, or holds what a user's model brought along, runs too.
+
+Checked for TensorFlow 2.14.1 and 2.21.0, whose libraries hold the same refusals:
+
+* Of the operations below, the clients' work of this package holds one at most. It is
+  SparseSoftmaxCrossEntropyWithLogits, in a process that was built before the runtime was started.
+  Built inside the block, TensorFlow's Python traces log_softmax and a gather instead, whose
+  gradient is a sum over segments.
+* Refused in cases that cannot be told from the graph, and left where they are: Svd of one column,
+  scatter operations on TensorFlow 1's variables, depthwise convolutions with a cuDNN before 7.6.3.
+* Not refused, with a deterministic algorithm under the flag: convolutions and their gradients,
+  BiasAddGrad, sums over segments (integers need none: they add up to the same in any order), the
+  gradients of gather and bilinear resizing. Scatter operations compute on the CPU by themselves.
+* Not refused, and the same in any order: reductions, cumulative sums of integers, gathers,
+  DynamicPartition, DynamicStitch with each index once, Where, ArgMax, matrix products,
+  ImageProjectiveTransformV3 (not its gradient), stateless random numbers, tf.cond and loops.
+* Refused on any device: random operations without a seed, and Timestamp, from which TFF's
+  differential privacy and compression draw their seeds.
+* tf.data keeps the order of its elements, and a map that holds state runs serially. The clients'
+  datasets here hold none.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+
+import tensorflow as tf
+
+REFUSED = frozenset(
+    {
+        "AdjustContrast",
+        "AdjustContrastv2",
+        "Bincount",
+        "CropAndResizeGradBoxes",
+        "CropAndResizeGradImage",
+        "DenseBincount",
+        "Dilation2DBackpropFilter",
+        "Dilation2DBackpropInput",
+        "FakeQuantWithMinMaxVarsGradient",
+        "FakeQuantWithMinMaxVarsPerChannelGradient",
+        "MaxPoolGradWithArgmax",
+        "ResizeNearestNeighborGrad",
+        "SoftmaxCrossEntropyWithLogits",
+        "SparseSoftmaxCrossEntropyWithLogits",
+        "SparseTensorDenseMatMul",
+    }
+)
+# Refused where they do not train.
+_BATCH_NORMS = frozenset({"FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3"})
+_CPU = "/device:CPU:0"
+_SUFFIX = "_refused_on_cpu"
+
+
+def keep_on_cpu(graph_def: tf.compat.v1.GraphDef) -> collections.Counter:
+    """Gives the refused operations of a graph and of its functions a place on the CPU.
+
+    Args:
+      graph_def: Changed in place.
+
+    Returns:
+      Type of operation -> how many there are.
+    """
+    moved = collections.Counter()
+    for node in _nodes(graph_def):
+        if is_refused(node):
+            node.device = _CPU
+            moved[node.op] += 1
+    if moved:
+        _rename_functions(graph_def)
+    return moved
+
+
+def _nodes(graph_def):
+    bodies = (function.node_def for function in graph_def.library.function)
+    return itertools.chain(graph_def.node, *bodies)
+
+
+def _rename_functions(graph_def) -> None:
+    """A process knows one function of a name, and may know these as they were."""
+    names = {f.signature.name: f.signature.name + _SUFFIX for f in graph_def.library.function}
+    for node in _nodes(graph_def):
+        node.op = names.get(node.op, node.op)
+        for value in node.attr.values():
+            kind = value.WhichOneof("value")
+            called = [value.func] if kind == "func" else value.list.func if kind == "list" else ()
+            for function in called:
+                function.name = names.get(function.name, function.name)
+    for function in graph_def.library.function:
+        function.signature.name = names[function.signature.name]
+    for gradient in graph_def.library.gradient:
+        gradient.function_name = names.get(gradient.function_name, gradient.function_name)
+        gradient.gradient_func = names.get(gradient.gradient_func, gradient.gradient_func)
+
+
+def is_refused(node) -> bool:
+    """Whether TensorFlow refuses a node on a GPU under op determinism."""
+    if node.op in _BATCH_NORMS:
+        return "is_training" in node.attr and not node.attr["is_training"].b
+    return node.op in REFUSED
