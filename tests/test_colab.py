@@ -143,7 +143,7 @@ def colab(request, tmp_path_factory):
     if made.returncode:
         pytest.skip(f"there is no Python 3.12: {made.stderr.strip()}")
     python = folder / "environment" / "bin" / "python"
-    packages = ["-r", ROOT / "requirements" / "colab.txt", "ipywidgets"]
+    packages = ["-r", ROOT / "requirements" / "colab.txt"]
     subprocess.run([uv, "pip", "install", "-q", "--python", python, *packages], check=True)
     subprocess.run([uv, "build", "-q", "--wheel", "--out-dir", folder, ROOT], check=True)
     return str(python), next(folder.glob("*.whl"))
