@@ -314,7 +314,8 @@ def report(size: Size, results: dict[Run, Result], *, stand_in: bool) -> Report:
             parts += [
                 f"## Operations of one client{name}",
                 _markdown(
-                    ("operation", *_PLACES, "why not on the GPU"), placement_rows(operations)
+                    ("operation", *_PLACES, "on a GPU" if stand_in else "why not on the GPU"),
+                    placement_rows(operations, stand_in=stand_in),
                 ),
             ]
     return Report("\n\n".join(parts) + "\n", failures)
