@@ -3,6 +3,7 @@
 import functools
 
 import tensorflow as tf
+import tensorflow_federated  # noqa: F401 (makes tf.keras Keras 2, so before tf.keras is used)
 
 from tff_fedlabel.models.cnn import build_cnn
 from tff_fedlabel.models.functional import BatchNormError, functional_model

@@ -1,7 +1,9 @@
-"""What the model builders share: argument checks and one seed per layer."""
+"""What the model builders share: argument checks, one seed per layer, the dtype of the logits."""
 
 import random
 from collections.abc import Iterator, Sequence
+
+import tensorflow as tf
 
 MIN_SIDE, MAX_SIDE = 8, 64
 
@@ -14,6 +16,15 @@ def seeds(seed: int) -> Iterator[int]:
     generator = random.Random(seed)
     while True:
         yield generator.getrandbits(31)
+
+
+def logits_dtype() -> str:
+    """The dtype in which the last layers compute: that of weights under the global Keras policy.
+
+    Under a mixed precision policy they stay in float32, as Keras' guide advises: a bfloat16 logit
+    of 8 or more is a multiple of 1/16, too coarse for a threshold on its probability.
+    """
+    return tf.keras.mixed_precision.global_policy().variable_dtype
 
 
 def check_arguments(input_shape: Sequence[int], num_classes: int, width: int) -> None:

@@ -2,7 +2,8 @@
 
 The only file that knows how Keras layers hold their weights (attributes, or lists and dicts in
 attributes) and their random generators (`_random_generator`, private): for the time of one trace
-both are replaced by tensors, so that the traced function depends on its arguments alone.
+both are replaced by tensors, so that the traced function depends on its arguments alone. It also
+does to these tensors what Keras' mixed precision does to weights.
 """
 
 import contextlib
@@ -13,6 +14,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tff_fedlabel.models._loss_scaling import with_loss_scaling
+
 # Keras' own books about a layer's weights: not read by any forward pass.
 _BOOKKEEPING = ("_trainable_weights", "_non_trainable_weights")
 
@@ -21,6 +24,10 @@ def stateless_forward(
     model: tf.keras.Model, image_spec: tf.TensorSpec, *, training: bool
 ) -> Callable[..., tf.Tensor]:
     """Traces `model` once and returns `forward(images, *weights) -> output`.
+
+    A layer whose policy is `mixed_float16` or `mixed_bfloat16` computes in that dtype, from weights
+    and to gradients in float32. In a model with float16 layers the gradients are those of a scaled
+    loss, and the output is float32.
 
     Args:
       model: A built model; `weights` are in the order of its `trainable_weights`.
@@ -41,8 +48,11 @@ def stateless_forward(
         autograph=False,
     )
     def forward(images, *tensors):
-        with _replaced_state(model, weights, tensors, images):
-            return model(images, **options)
+        def run(images, *tensors):
+            with _replaced_state(model, weights, tensors, images):
+                return model(images, **options)
+
+        return (with_loss_scaling(run) if _has_float16(model) else run)(images, *tensors)
 
     concrete = forward.get_concrete_function()
     if concrete.captured_inputs:
@@ -54,6 +64,12 @@ def stateless_forward(
             "its own: use add_weight for weights, NumPy for constants, and no inner tf.function."
         )
     return concrete
+
+
+def _has_float16(model: tf.keras.Model) -> bool:
+    # bfloat16 has the exponents of float32: nothing vanishes in it.
+    modules = (model, *model.submodules)
+    return any(getattr(m, "compute_dtype", None) == "float16" for m in modules)
 
 
 @contextlib.contextmanager
@@ -71,7 +87,8 @@ def _replaced_state(model, weights, tensors, images) -> Iterator[None]:
                 elif name in _BOOKKEEPING:
                     continue
                 else:
-                    replacement = _replace(value, tensor_of)
+                    dtype = getattr(module, "compute_dtype", None)
+                    replacement = _replace(value, tensor_of, dtype)
                 if replacement is not value:
                     saved.append((module, name, value))
                     vars(module)[name] = replacement  # Past Keras' tracking in __setattr__.
@@ -81,15 +98,26 @@ def _replaced_state(model, weights, tensors, images) -> Iterator[None]:
             vars(module)[name] = value
 
 
-def _replace(value: Any, tensor_of: dict[int, tf.Tensor]) -> Any:
-    """`value` itself, or its copy with tensors in place of the variables in it."""
+def _replace(value: Any, tensor_of: dict[int, tf.Tensor], dtype: str | None) -> Any:
+    """`value` itself, or its copy with tensors in place of the variables in it.
+
+    Args:
+      value: An attribute of a layer, or what is in it.
+      tensor_of: The tensor for each variable, by the variable's id.
+      dtype: In which the layer computes. Its weights are read in it, but for those that were made
+        with `experimental_autocast=False`, as Keras does.
+    """
     if isinstance(value, tf.Variable):
-        return tensor_of.get(id(value), value)
+        tensor = tensor_of.get(id(value))
+        if tensor is None:
+            return value
+        # Only Keras' AutoCastVariable, which has no public name, has a `true_dtype`.
+        return tf.cast(tensor, dtype) if dtype and hasattr(value, "true_dtype") else tensor
     if isinstance(value, dict):
-        replaced = {k: _replace(v, tensor_of) for k, v in value.items()}
+        replaced = {k: _replace(v, tensor_of, dtype) for k, v in value.items()}
         changed = any(replaced[k] is not value[k] for k in value)
     elif isinstance(value, list | tuple):
-        replaced = [_replace(v, tensor_of) for v in value]
+        replaced = [_replace(v, tensor_of, dtype) for v in value]
         changed = any(new is not old for new, old in zip(replaced, value, strict=True))
     else:
         return value
@@ -136,4 +164,7 @@ class _StatelessGenerator:
 
     def dropout(self, inputs, rate, noise_shape=None):
         seed = self.make_seed_for_stateless_op()
-        return tf.nn.experimental.stateless_dropout(inputs, rate, seed, noise_shape=noise_shape)
+        # At least in float32: of the 128 numbers that bfloat16 draws, 2 are below a rate of 1%.
+        wide = inputs if inputs.dtype.size >= 4 else tf.cast(inputs, tf.float32)
+        kept = tf.nn.experimental.stateless_dropout(wide, rate, seed, noise_shape=noise_shape)
+        return tf.cast(kept, inputs.dtype)

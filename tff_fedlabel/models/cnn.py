@@ -48,6 +48,8 @@ def build_cnn(
             kernel_initializer=tf.keras.initializers.HeNormal(next(seeds)),
         )(x)
         logits = tf.keras.layers.Dense(
-            num_classes, kernel_initializer=tf.keras.initializers.GlorotUniform(next(seeds))
+            num_classes,
+            kernel_initializer=tf.keras.initializers.GlorotUniform(next(seeds)),
+            dtype=_arguments.logits_dtype(),
         )(x)
         return tf.keras.Model(images, logits, name="cnn")

@@ -19,7 +19,7 @@ KerasModelOrBuilder = tf.keras.Model | Callable[[], tf.keras.Model]
 _PIXEL_MAX = 255.0
 _NOT_LOGITS = ("Softmax", "Sigmoid")
 # Ops through which an activation still reaches the output unchanged.
-_TRANSPARENT = ("Identity", "Reshape", "Squeeze", "Cast")
+_TRANSPARENT = ("Identity", "IdentityN", "Reshape", "Squeeze", "Cast")
 
 
 class BatchNormError(ValueError):
@@ -48,6 +48,12 @@ def functional_model(
     Dropout and the other random Keras layers are active with `training=True`. What they draw
     depends on the images and the weights only, so that the same run draws the same again.
 
+    Keras' mixed precision policies work, of the process (`tf.keras.mixed_precision`) or of single
+    layers, as they were when the layers were made. `mixed_bfloat16` and `mixed_float16` layers
+    compute in 16 bits; `initial_weights` and gradients are float32. With float16 layers the
+    gradients are those of a scaled loss, scaled back, so that small ones are not lost; each
+    backward pass finds its own scale (`_loss_scaling.py`).
+
     Args:
       keras_model: A Keras model with one input and one output, or a function without arguments
         that builds it.
@@ -59,7 +65,8 @@ def functional_model(
     Raises:
       BatchNormError: If a layer keeps weights that are not trained, as BatchNormalization does.
       ValueError: If the model does not map such images to logits `[batch, classes]`, ends in a
-        softmax or sigmoid, or has regularisers (a FunctionalModel has no place for them).
+        softmax or sigmoid, has regularisers (a FunctionalModel has no place for them), or keeps
+        weights of 16 bits (the policies `float16` and `bfloat16`; use the mixed ones).
     """
     input_dtype = tf.as_dtype(input_dtype)
     if input_dtype not in (tf.uint8, tf.float32):
@@ -168,6 +175,13 @@ def _check_model(model: tf.keras.Model) -> None:
         )
     if not model.trainable_weights:
         raise ValueError("The Keras model has no trainable weights.")
+    for weight in model.trainable_weights:
+        if weight.dtype in (tf.float16, tf.bfloat16):
+            raise ValueError(
+                f"Weight {weight.name!r} is {weight.dtype.name}, in which small updates are lost: "
+                f"use the policy 'mixed_{weight.dtype.name}', which computes in "
+                f"{weight.dtype.name} and keeps weights in float32."
+            )
     if model.losses:
         raise ValueError(
             "The Keras model has regularisers or other added losses, which a FunctionalModel "

@@ -63,9 +63,12 @@ def build_resnet(
             for index in range(blocks):
                 stride = 2 if stage > 0 and index == 0 else 1
                 x = block(x, width * 2**stage, stride, seeds)
-        x = tf.keras.layers.GlobalAveragePooling2D()(x)
+        dtype = _arguments.logits_dtype()
+        x = tf.keras.layers.GlobalAveragePooling2D(dtype=dtype)(x)
         logits = tf.keras.layers.Dense(
-            num_classes, kernel_initializer=tf.keras.initializers.GlorotUniform(next(seeds))
+            num_classes,
+            kernel_initializer=tf.keras.initializers.GlorotUniform(next(seeds)),
+            dtype=dtype,
         )(x)
         return tf.keras.Model(images, logits, name=f"resnet{depth}")
 

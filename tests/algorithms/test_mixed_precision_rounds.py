@@ -1,0 +1,169 @@
+"""Whole rounds under Keras' mixed precision policies against the same rounds in float32."""
+
+import collections
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_fedlabel import augmentation, models, runtime
+from tff_fedlabel.algorithms import ALGORITHMS, CONFIGS
+from tff_fedlabel.models import _stateless
+
+L = tf.keras.layers
+SHAPE = (8, 8, 1)
+CLASSES = 3
+# How far the weights may be off after the rounds, as a part of how far they moved. That holds as
+# long as FedLabel makes the same choices: with the seeds below, no two experts are nearly as sure.
+TOLERANCES = {"mixed_bfloat16": 0.02, "mixed_float16": 0.002}
+
+
+def small_cnn(gradient_factor=1.0):
+    """A small smooth network, with the same weights under every policy.
+
+    The factor stands before the gradients of the logits, and not before the logits.
+    """
+    initializers = iter(tf.keras.initializers.GlorotUniform(seed) for seed in range(2))
+    layers = [
+        L.InputLayer(SHAPE),
+        L.Conv2D(4, 3, strides=2, kernel_initializer=next(initializers)),
+        L.Activation("swish"),
+        L.Flatten(),
+        L.Dense(CLASSES, kernel_initializer=next(initializers)),
+        L.Lambda(lambda x: tf.stop_gradient(x) + gradient_factor * (x - tf.stop_gradient(x))),
+    ]
+    return tf.keras.Sequential(layers)
+
+
+def client(seed, broken=False):
+    """12 labelled and 12 unlabelled images of three patterns, in batches of 4."""
+    rng = np.random.default_rng(seed)
+    patterns = np.random.default_rng(0).normal(size=(CLASSES, *SHAPE))
+    y = rng.integers(0, CLASSES, 24).astype(np.int32)
+    x = np.float32(patterns[y] + rng.normal(size=(24, *SHAPE)))
+    if broken:
+        x[0] = np.nan
+    labeled, unlabeled = collections.OrderedDict(x=x[:12], y=y[:12]), {"x": x[12:]}
+    return collections.OrderedDict(
+        labeled=tf.data.Dataset.from_tensor_slices(labeled).batch(4),
+        unlabeled=tf.data.Dataset.from_tensor_slices(collections.OrderedDict(unlabeled)).batch(4),
+    )
+
+
+class SpiedMean(tff.aggregators.WeightedAggregationFactory):
+    """The weighted mean; remembers the type of the updates."""
+
+    def create(self, value_type, weight_type):
+        self.value_type = value_type
+        return tff.aggregators.MeanFactory(no_nan_division=True).create(value_type, weight_type)
+
+
+def train(
+    policy,
+    algorithm,
+    *,
+    rounds=3,
+    learning_rate=0.1,
+    gradient_factor=1.0,
+    broken=False,
+    where="device",
+):
+    """Trains on two clients; returns how far the weights moved, and the metrics of each round."""
+    before = tf.keras.mixed_precision.global_policy()
+    tf.keras.mixed_precision.set_global_policy(policy)
+    try:
+        model = models.functional_model(
+            functools.partial(small_cnn, gradient_factor), input_shape=SHAPE, input_dtype=tf.float32
+        )
+    finally:
+        tf.keras.mixed_precision.set_global_policy(before)
+    # The proximal term is no part of what is scaled, so it must not grow with the learning rate.
+    options = {"strong_augment": None, "threshold": 0.0, "proximal_strength": 0.02 / learning_rate}
+    known = CONFIGS[algorithm].__dataclass_fields__
+    aggregator = SpiedMean()
+    process = ALGORITHMS[algorithm](
+        model,
+        tff.learning.optimizers.build_sgdm(learning_rate),
+        CONFIGS[algorithm](**{k: v for k, v in options.items() if k in known}),
+        model_aggregator=aggregator,
+    )
+    metrics = []
+    with runtime.use(where):
+        state = process.initialize()
+        for _ in range(rounds):
+            cohort = [client(11), client(12)] + [client(13, broken=True)] * broken
+            output = process.next(state, cohort)
+            state = output.state
+            metrics.append(output.metrics["client_work"]["train"])
+        weights = process.get_model_weights(state).trainable
+    assert {part.dtype.type for part in aggregator.value_type} == {np.float32}
+    assert {np.asarray(w).dtype.type for w in weights} == {np.float32}
+    moved = [np.asarray(w) - w0 for w, w0 in zip(weights, model.initial_weights[0], strict=True)]
+    return np.concatenate([m.reshape(-1) for m in moved]), metrics
+
+
+train_in_float32 = functools.cache(functools.partial(train, "float32"))
+
+
+def distance(moved, expected):
+    return np.linalg.norm(moved - expected) / np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("policy", TOLERANCES)
+@pytest.mark.parametrize(
+    ("algorithm", "where"),
+    # TFF's worker, of TensorFlow 2.14, has operations in 16 bits, too.
+    [*((algorithm, "device") for algorithm in sorted(ALGORITHMS)), ("fedlabel", "local")],
+)
+def test_every_algorithm_trains_as_in_float32(algorithm, where, policy):
+    moved, metrics = train(policy, algorithm, where=where)
+    expected, expected_metrics = train_in_float32(algorithm)
+    assert 0 < distance(moved, expected) < TOLERANCES[policy]
+    losses = [m["labeled_loss"] for m in metrics]
+    assert losses[-1] < 0.7 * losses[0]
+    assert losses == pytest.approx([m["labeled_loss"] for m in expected_metrics], rel=0.02)
+    assert sum(m["rejected_clients"] for m in metrics) == 0
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedlabel"])
+def test_what_vanishes_in_float16_trains_with_loss_scaling(algorithm, monkeypatch):
+    options = {"rounds": 1, "learning_rate": 0.1 * 2.0**20, "gradient_factor": 2.0**-20}
+    expected, _ = train_in_float32(algorithm, **options)
+    moved, _ = train("mixed_float16", algorithm, **options)
+    assert distance(moved, expected) < 0.01
+    monkeypatch.setattr(_stateless, "with_loss_scaling", lambda function: function)
+    unscaled, _ = train("mixed_float16", algorithm, **options)
+    assert distance(unscaled, expected) > 0.1
+
+
+def test_a_client_with_a_nan_counts_for_nothing_in_float16():
+    expected, _ = train("mixed_float16", "fedavg", rounds=1)
+    moved, (metrics,) = train("mixed_float16", "fedavg", rounds=1, broken=True)
+    assert metrics["rejected_clients"] == 1
+    np.testing.assert_array_equal(moved, expected)
+
+
+@pytest.mark.parametrize("policy", TOLERANCES)
+def test_augmentation_does_not_heed_the_policy(policy):
+    bytes_ = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3))
+    images = augmentation.to_float(tf.cast(bytes_, tf.uint8))
+
+    def augmented():
+        results = [
+            augmentation.apply_operation(name, images, 11.0) for name in augmentation.OPERATIONS
+        ]
+        for augment in (augmentation.RandAugment(), augmentation.WeakAugment()):
+            results.append(augment(images, seed=1, round_num=2))
+        return results
+
+    expected = augmented()
+    tf.keras.mixed_precision.set_global_policy(policy)
+    try:
+        found = augmented()
+    finally:
+        tf.keras.mixed_precision.set_global_policy("float32")
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.dtype == tf.float32
+        np.testing.assert_array_equal(ours, theirs)

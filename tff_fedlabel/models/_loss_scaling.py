@@ -1,0 +1,74 @@
+"""Loss scaling, so that the gradients of a float16 model neither vanish nor overflow.
+
+float16 holds 2^-24 to 2^16, and gradients are often smaller (Micikevicius et al., "Mixed Precision
+Training", 2018). Keras' `LossScaleOptimizer` multiplies the loss by a scale that it adapts from
+step to step, and skips the steps that overflow meanwhile. What a TFF client runs is a function of
+weights and images that keeps nothing, and its steps are few. So every backward pass finds a scale
+of its own here, no step is skipped, and nobody outside the model has to know.
+"""
+
+from collections.abc import Callable
+
+import tensorflow as tf
+
+# What the gradients of the logits add up to, in absolute value, before they go back through the
+# network. It may grow 2^6 times on the way, and what is 2^34 times smaller is still seen.
+_LARGEST_SUM = 2.0**10
+# Where that overflows: how much less the next attempt starts with. The last starts with 2^-8.
+_STEP = 2.0**-6
+_ATTEMPTS = 4
+
+
+def with_loss_scaling(function: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+    """Returns `function`, with gradients that are those of a scaled loss, scaled back.
+
+    The gradient that arrives at the logits is multiplied by the power of two that makes its
+    absolute values add up to 2^9 to 2^10, goes back through `function`, and what arrives at the
+    images and weights is divided by that number. If a weight's is not finite, it overflowed: the
+    same is done from a smaller start, three times at most. What is not finite after that has
+    another reason, a NaN in the images or an overflow in the forward pass, and is returned, so that
+    whoever guards against such updates sees it.
+
+    Args:
+      function: `(images, *weights) -> logits`; arguments float32 or float64, logits of any float
+        dtype.
+
+    Returns:
+      `(images, *weights) -> logits` in float32.
+    """
+
+    @tf.custom_gradient
+    def scaled(images, *weights):
+        inputs = images, *weights
+        # Persistent: every graph that takes gradients writes down a backward pass of its own.
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(inputs)
+            logits = tf.cast(function(*inputs), tf.float32)
+
+        def gradients_fn(upstream, variables=()):
+            total = tf.reduce_sum(tf.abs(upstream))
+            exponent = tf.floor(tf.math.log(_LARGEST_SUM / total) / tf.math.log(2.0))
+            first_scale = tf.pow(2.0, tf.clip_by_value(exponent, -100.0, 100.0))
+
+            def attempt(scale, finite, gradients):
+                del finite, gradients
+                gradients = tape.gradient(
+                    logits, inputs, upstream * scale, unconnected_gradients="zero"
+                )
+                _, *of_weights = gradients
+                finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in of_weights])
+                gradients = [g / tf.cast(scale, g.dtype) for g in gradients]
+                return scale * _STEP, finite, gradients
+
+            _, _, gradients = tf.while_loop(
+                lambda scale, finite, gradients: tf.logical_not(finite),
+                attempt,
+                (first_scale, tf.constant(False), [tf.zeros_like(x) for x in inputs]),
+                maximum_iterations=_ATTEMPTS,
+            )
+            # TensorFlow asks for the gradients of variables, too, where `function` reads any.
+            return (gradients, [None for _ in variables]) if variables else gradients
+
+        return logits, gradients_fn
+
+    return scaled
