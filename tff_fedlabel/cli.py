@@ -55,6 +55,8 @@ _RUNTIME_FLAGS = {
     "workers": ("workers", "addresses"),
 }
 
+_INTERNAL = ("probe",)  # by which scripts call themselves
+
 _KINDS = {int: flags.DEFINE_integer, float: flags.DEFINE_float, str: flags.DEFINE_string}
 
 
@@ -177,13 +179,16 @@ def _help(program: str, define: Callable[[], None]) -> str:
     lines = [f"usage: {program} [--flag value ...]", ""]
     # absl files the flags of a script under its name.
     module = sys.argv[0] if define.__module__ == "__main__" else define.__module__
-    ours = FLAGS.flags_by_module_dict()[module]
+    flags_of_module = FLAGS.flags_by_module_dict()[module]
+    ours = [flag for flag in flags_of_module if flag.name not in _INTERNAL]
     width = max(len(flag.name) for flag in ours) + 4
     for flag in ours:
         default = "" if flag.default in (None, False) else f" [{flag.default}]"
         lines.append(f"  --{flag.name:<{width}}{flag.help}{default}")
-    lines += ["", "A flag that is not given takes the task's value."]
-    lines += ["--flagfile FILE reads flags from a file; experiments/flagfiles has one per task."]
+    lines.append("")
+    if define is define_flags:
+        lines.append("A flag that is not given takes the task's value.")
+    lines.append("--flagfile FILE reads flags from a file; experiments/flagfiles has one per task.")
     return "\n".join(lines)
 
 
