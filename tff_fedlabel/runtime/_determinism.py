@@ -18,8 +18,8 @@ Checked for TensorFlow 2.14.1 and 2.21.0, whose libraries hold the same refusals
 * Not refused, and the same in any order: reductions, cumulative sums of integers, gathers,
   DynamicPartition, DynamicStitch with each index once, Where, ArgMax, matrix products,
   ImageProjectiveTransformV3 (not its gradient), stateless random numbers, tf.cond and loops.
-* Refused on any device: random operations without a seed, and Timestamp, from which TFF's
-  differential privacy and compression draw their seeds.
+* Refused on any device: Timestamp, and random operations without a seed, such as those that draw
+  the noise of TFF's differential privacy. Its clipping, zeroing and compression run.
 * tf.data keeps the order of its elements, and a map that holds state runs serially. The clients'
   datasets here hold none.
 """
