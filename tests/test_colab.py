@@ -1,6 +1,6 @@
 """The notebooks in colab/: as they are committed, and run here and in an environment like Colab's.
 
-The second makes that environment anew, which takes minutes and a network: `-m colab` asks for it.
+To run them takes minutes, and to make that environment a network: `-m colab` asks for both.
 """
 
 import json
@@ -99,6 +99,7 @@ def test_a_wheel_that_is_not_there_is_told_in_one_line(monkeypatch, tmp_path):
     assert line.startswith(f"Upload some.whl to {tmp_path} (in Colab: ")
 
 
+@pytest.mark.colab
 def test_both_run_here(tmp_path):
     """In one kernel, for its TensorFlow takes longest."""
     kernel = Kernel(sys.executable, tmp_path)

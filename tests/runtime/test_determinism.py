@@ -50,7 +50,7 @@ def build(name):
 
 def graphs(process):
     plan = compile_computation(process.next)
-    return {n: g._graph_def for n, g in vars(plan).items() if isinstance(g, Graph)}
+    return {n: g.graph_def for n, g in vars(plan).items() if isinstance(g, Graph)}
 
 
 @functools.cache

@@ -38,18 +38,19 @@ class Graph:
       proto: The `Computation` proto of a `tff.tensorflow.computation`.
 
     Attributes:
+      graph_def: The graph; it may be changed until the first call imports it.
       sets_dataset_options: Whether it says itself how a dataset is to be read.
     """
 
     def __init__(self, proto):
         tensorflow = proto.tensorflow
-        self._graph_def = tf.compat.v1.GraphDef()
-        tensorflow.graph_def.Unpack(self._graph_def)
+        self.graph_def = tf.compat.v1.GraphDef()
+        tensorflow.graph_def.Unpack(self.graph_def)
         self._initialize_op = tensorflow.initialize_op
         self._token = tensorflow.session_token_tensor_name
         self._feeds = _tensor_names(tensorflow.parameter)
         self._fetches = _tensor_names(tensorflow.result)
-        nodes = list(_all_nodes(self._graph_def))
+        nodes = list(_all_nodes(self.graph_def))
         self._has_resources = any(node.op in _RESOURCES for node in nodes)
         self._is_seeded = any(_is_seeded(node) for node in nodes)
         self.sets_dataset_options = any(node.op == "OptionsDataset" for node in nodes)
@@ -79,7 +80,7 @@ class Graph:
                 self._free.append(imported)
 
     def _import(self) -> _Imported:
-        graph_def = self._graph_def
+        graph_def = self.graph_def
         if self._has_resources:
             graph_def = _with_own_resources(graph_def, f"tff_{next(_copies)}_")
         return _Imported(graph_def, self._initialize_op, self._feeds, self._fetches, self._token)

@@ -302,7 +302,7 @@ def _keep_refused_on_cpu(plan: LocalPlan | RoundPlan) -> None:
     """Before the plan's graphs are imported: they are with their first call."""
     for graph in vars(plan).values():
         if isinstance(graph, Graph):
-            _determinism.keep_on_cpu(graph._graph_def)
+            _determinism.keep_on_cpu(graph.graph_def)
 
 
 def placement_report(placement: collections.Counter) -> str:
