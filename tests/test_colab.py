@@ -130,10 +130,8 @@ def check_paper(outputs):
 
 
 @pytest.fixture(scope="module")
-def colab(request, tmp_path_factory):
+def colab(tmp_path_factory):
     """The Python of a new environment with the packages of Colab's."""
-    if "colab" not in request.config.option.markexpr:
-        pytest.skip("takes minutes and a network: -m colab")
     uv = shutil.which("uv") or pytest.skip("there is no uv")
     folder = tmp_path_factory.mktemp("colab")
     made = subprocess.run(
