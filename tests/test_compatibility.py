@@ -103,6 +103,9 @@ def test_the_startup_module_imports_nothing_by_itself():
         "assert '_tff_fedlabel_startup' in sys.modules\n"
         "assert not {'tff_fedlabel', 'tensorflow', 'subprocess', 'importlib.metadata'}"
         " & set(sys.modules)\n"
+        "import importlib.util\n"
+        "assert importlib.util.find_spec('tensorflow_federated').origin\n"
+        "assert not {'tff_fedlabel', 'tensorflow'} & set(sys.modules)\n"
     )
     assert result.returncode == 0, result.stderr
 
@@ -131,6 +134,53 @@ def test_only_notices_are_kept_from_the_screen():
     assert result.stderr == (
         "Illegal instruction\nF0000 00:00:17.9  1 a.cc] bad\nof Python\nafter\n"
     )
+
+
+def test_other_bytes_and_other_programs_errors_are_kept():
+    others = b"a\0b\n caf\xe9\nE1128 10:00:00.0 12 mine.cc:3] mine\n2026-01-02 10:00:00: E mine\n"
+    result = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import os, _tff_fedlabel_startup as startup\n"
+            "with startup._notices_filtered():\n"
+            f"    os.write(2, {others!r})\n",
+        ],
+        capture_output=True,
+        timeout=60,
+    )
+    assert result.stderr == others
+
+
+def test_threads_may_import_at_once():
+    result = python(
+        "import faulthandler, importlib, threading\n"
+        "faulthandler.dump_traceback_later(200, exit=True)\n"
+        "names = ['tensorflow', 'tensorflow'] + ['tensorflow_federated']\n"
+        "threads = [threading.Thread(target=importlib.import_module, args=[n]) for n in names]\n"
+        "[t.start() for t in threads]\n"
+        "[t.join() for t in threads]\n" + USE
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "done\n"
+
+
+def test_where_tff_is_missing_it_is_not_found():
+    result = python(
+        "import importlib.util, sys\n"
+        "sys.path = [p for p in sys.path if 'site-packages' not in p]\n"
+        "assert importlib.util.find_spec('tensorflow_federated') is None\n"
+        "assert importlib.util.find_spec('tensorflow') is None\n"
+    )
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("level,quiet", [("10", True), (" 3", True), ("2", False), ("-1", False)])
+def test_levels_of_tensorflows_log(level, quiet, monkeypatch):
+    import _tff_fedlabel_startup as startup
+
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", level)
+    assert startup._is_quiet() is quiet
 
 
 def test_what_an_import_says_before_it_aborts_is_seen():
