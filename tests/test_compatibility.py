@@ -18,7 +18,7 @@ KERAS_3 = _compatibility.tensorflow_version() >= (2, 16)
 needs_keras_3 = pytest.mark.skipif(not KERAS_3, reason="this TensorFlow has Keras 2 as tf.keras")
 needs_keras_2 = pytest.mark.skipif(KERAS_3, reason="this TensorFlow has Keras 3 as tf.keras")
 
-# One layer of TFF's own models on the tf.keras that all three share.
+# A model of TFF's on the tf.keras that all three share.
 USE = """
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -26,12 +26,12 @@ import tff_fedlabel
 from tensorflow.keras import layers
 assert layers.Dense is tf.keras.layers.Dense
 assert issubclass(tf.keras.Model, tff_fedlabel.models.functional.tf.keras.Model)
-model = tff.learning.models.functional_model_from_keras(
-    lambda: tf.keras.Sequential([tf.keras.Input([2]), layers.Dense(3)]),
-    tf.keras.losses.SparseCategoricalCrossentropy(),
-    input_spec=(tf.TensorSpec([None, 2]), tf.TensorSpec([None], tf.int32)),
+model = tff_fedlabel.models.functional_model(
+    tf.keras.Sequential([tf.keras.Input([2, 2, 1]), layers.Flatten(), layers.Dense(3)]),
+    input_shape=(2, 2, 1),
 )
-assert [w.shape for w in model.initial_weights[0]] == [(2, 3), (3,)]
+assert isinstance(model, tff.learning.models.FunctionalModel)
+assert [w.shape for w in model.initial_weights[0]] == [(4, 3), (3,)]
 print("done")
 """
 
