@@ -27,9 +27,10 @@ Checked for TensorFlow 2.14.1 and 2.21.0, whose libraries hold the same refusals
 from __future__ import annotations
 
 import collections
-import itertools
 
 import tensorflow as tf
+
+from tff_fedlabel.runtime._graphs import all_nodes
 
 REFUSED = frozenset(
     {
@@ -66,7 +67,7 @@ def keep_on_cpu(graph_def: tf.compat.v1.GraphDef) -> collections.Counter:
       Type of operation -> how many there are.
     """
     moved = collections.Counter()
-    for node in _nodes(graph_def):
+    for node in all_nodes(graph_def):
         if is_refused(node):
             node.device = _CPU
             moved[node.op] += 1
@@ -75,15 +76,10 @@ def keep_on_cpu(graph_def: tf.compat.v1.GraphDef) -> collections.Counter:
     return moved
 
 
-def _nodes(graph_def):
-    bodies = (function.node_def for function in graph_def.library.function)
-    return itertools.chain(graph_def.node, *bodies)
-
-
 def _rename_functions(graph_def) -> None:
     """A process knows one function of a name, and may know these as they were."""
     names = {f.signature.name: f.signature.name + _SUFFIX for f in graph_def.library.function}
-    for node in _nodes(graph_def):
+    for node in all_nodes(graph_def):
         node.op = names.get(node.op, node.op)
         for value in node.attr.values():
             kind = value.WhichOneof("value")

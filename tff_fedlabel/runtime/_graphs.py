@@ -50,7 +50,7 @@ class Graph:
         self._token = tensorflow.session_token_tensor_name
         self._feeds = _tensor_names(tensorflow.parameter)
         self._fetches = _tensor_names(tensorflow.result)
-        nodes = list(_all_nodes(self.graph_def))
+        nodes = list(all_nodes(self.graph_def))
         self._has_resources = any(node.op in _RESOURCES for node in nodes)
         self._is_seeded = any(_is_seeded(node) for node in nodes)
         self.sets_dataset_options = any(node.op == "OptionsDataset" for node in nodes)
@@ -139,7 +139,8 @@ def _tensor_names(binding) -> list[str]:
     return []
 
 
-def _all_nodes(graph_def):
+def all_nodes(graph_def):
+    """The nodes of a graph and of its functions."""
     yield from graph_def.node
     for function in graph_def.library.function:
         yield from function.node_def
@@ -156,7 +157,7 @@ def _with_own_resources(graph_def, prefix):
     """The graph with names of its own for what it keeps in TensorFlow's resource manager."""
     own = tf.compat.v1.GraphDef()
     own.CopyFrom(graph_def)
-    for node in _all_nodes(own):
+    for node in all_nodes(own):
         if node.op in _RESOURCES:
             name = node.attr["shared_name"].s or node.name.encode()
             node.attr["shared_name"].s = prefix.encode() + name
