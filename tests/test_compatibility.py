@@ -85,6 +85,20 @@ def test_keras_3_stays_where_nobody_imports_tff():
     assert result.returncode == 0 and result.stdout.startswith("3.")
 
 
+@needs_keras_3
+def test_tff_infers_the_types_of_python_numbers():
+    result = python(
+        "import tensorflow_federated as tff, warnings\n"
+        "filters = list(warnings.filters)\n"
+        "for number in (2, 2**40):\n"
+        "    at_server = lambda: tff.federated_value(number, tff.SERVER)\n"
+        "    print(tff.federated_computation(at_server).type_signature.result)\n"
+        "assert warnings.filters == filters\n"
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "int32@SERVER\nint64@SERVER\n"
+
+
 @needs_keras_2
 def test_nothing_acts_on_tffs_own_tensorflow():
     result = python(

@@ -10,6 +10,8 @@
 * libcusolver. TensorFlow 2.21 looks for it in the system's folders and not where its extra
   `and-cuda` installs it, and sees no GPU then; what a process has loaded already it finds. It looks
   once, with its first operation, so it is too late when a runtime starts.
+* Arguments of `warnings.catch_warnings`. TFF passes two that Python has had since 3.11 where it
+  infers the type of a Python number beside NumPy 2.
 
 Nothing of this acts beside TensorFlow 2.14. It is done when TFF is imported, whoever imports it;
 `_startup` sees to that.
@@ -68,6 +70,7 @@ def prepare() -> None:
     _complete_jax()
     _make_wrapped_dictionaries_traceable()
     _load_cusolver()
+    _complete_catch_warnings()
 
 
 def known_fault() -> str | None:
@@ -212,3 +215,24 @@ def _make_wrapped_dictionaries_traceable() -> None:
         type(module.wrapped).__tf_tracing_type__ = lambda self, context: trace_type.from_value(
             self.__wrapped__, context
         )
+
+
+def _complete_catch_warnings() -> None:
+    if sys.version_info >= (3, 11):
+        return
+
+    class CatchWarnings(warnings.catch_warnings):
+        """`warnings.catch_warnings` with the arguments `action` and `category` of Python 3.11."""
+
+        def __init__(self, *, record=False, module=None, action=None, category=Warning):
+            super().__init__(record=record, module=module)
+            self._simple_filter = (action, category)
+
+        def __enter__(self):
+            log = super().__enter__()
+            action, category = self._simple_filter
+            if action is not None:
+                self._module.simplefilter(action, category)
+            return log
+
+    warnings.catch_warnings = CatchWarnings
