@@ -11,7 +11,13 @@ from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 from tensorflow.python.framework import op_def_registry
 
 from tff_fedlabel import augmentation
-from tff_fedlabel.augmentation import OPERATIONS, RandAugment, WeakAugment, apply_operation
+from tff_fedlabel.augmentation import (
+    OPERATIONS,
+    RandAugment,
+    WeakAugment,
+    apply_operation,
+    step_seed,
+)
 
 
 def _images(batch=6, height=32, width=24, channels=3, seed=0):
@@ -273,7 +279,7 @@ def _count_variants(augment, images, **key):
 
 def test_one_slot_draws_each_operation_and_sign_equally():
     images = _images(1400, 20, 18, seed=1)  # below 256 pixels Equalize changes nothing
-    counts = _count_variants(RandAugment(1, 30), images, seed=3, round_num=5)
+    counts = _count_variants(RandAugment(1, 30), images, seed=(3, 5))
     signed = set(OPERATIONS) - {"Identity", "AutoContrast", "Equalize", "Solarize", "Posterize"}
     for name in OPERATIONS:
         if name in signed:
@@ -285,7 +291,7 @@ def test_one_slot_draws_each_operation_and_sign_equally():
 
 def test_slots_follow_one_another():
     images = _images(40, 8, 8, seed=2)
-    outputs = _levels(RandAugment(2, 30)(_float(images), seed=1, round_num=0))
+    outputs = _levels(RandAugment(2, 30)(_float(images), seed=(1, 0)))
     once = _all_variants(images, 30)
     twice = _all_variants(np.uint8(once).reshape(-1, *images.shape[1:]), 30)
     twice = twice.reshape(len(once), *once.shape)  # [second, first, batch, ...]
@@ -298,13 +304,13 @@ def test_slots_follow_one_another():
 
 def test_no_slots_return_the_images_untouched():
     images = np.random.default_rng(0).random((3, 8, 8, 1), np.float32)
-    np.testing.assert_array_equal(RandAugment(0)(images, seed=0, round_num=0), images)
+    np.testing.assert_array_equal(RandAugment(0)(images, seed=(0, 0)), images)
 
 
 @pytest.mark.parametrize("flip", [True, False])
 def test_weak_flips_and_shifts_with_reflection(flip):
     images = _images(1200, 10, 9, seed=4)
-    outputs = _levels(WeakAugment(flip, max_shift=2)(_float(images), seed=9, round_num=2))
+    outputs = _levels(WeakAugment(flip, max_shift=2)(_float(images), seed=(9, 2)))
     counts = {}
     padded = np.pad(images, [(0, 0), (2, 2), (2, 2), (0, 0)], "reflect")
     for mirrored, down, right in itertools.product((False, True), range(5), range(5)):
@@ -322,17 +328,17 @@ def test_weak_flips_and_shifts_with_reflection(flip):
 
 def test_weak_without_flip_and_shift_is_the_identity():
     images = np.random.default_rng(0).random((3, 8, 8, 1), np.float32)
-    np.testing.assert_array_equal(WeakAugment(False, 0)(images, seed=0, round_num=0), images)
+    np.testing.assert_array_equal(WeakAugment(False, 0)(images, seed=(0, 0)), images)
 
 
 @BOTH
 def test_same_pixels_wherever_the_image_stands(augment):
     images = _float(_images(20))
-    whole = augment(images, seed=4, round_num=7).numpy()
+    whole = augment(images, seed=(4, 7)).numpy()
     order = np.random.default_rng(0).permutation(20)
-    np.testing.assert_array_equal(augment(images[order], seed=4, round_num=7), whole[order])
+    np.testing.assert_array_equal(augment(images[order], seed=(4, 7)), whole[order])
     for image in range(0, 20, 7):
-        alone = augment(images[image : image + 1], seed=4, round_num=7)
+        alone = augment(images[image : image + 1], seed=(4, 7))
         np.testing.assert_array_equal(alone, whole[image : image + 1])
 
 
@@ -343,54 +349,126 @@ def test_same_pixels_in_a_graph_of_unknown_batch_size(augment):
     @tf.function(
         input_signature=[
             tf.TensorSpec([None, *images.shape[1:]], tf.float32),
-            tf.TensorSpec([], tf.int64),
-            tf.TensorSpec([], tf.int32),
+            tf.TensorSpec([2], tf.int32),
         ]
     )
-    def in_graph(images, seed, round_num):
-        return augment(images, seed=seed, round_num=round_num)
+    def in_graph(images, seed):
+        return augment(images, seed=seed)
 
-    expected = augment(images, seed=11, round_num=2)
-    np.testing.assert_array_equal(in_graph(images, 11, 2), expected)
-    np.testing.assert_array_equal(in_graph(images[3:5], 11, 2), expected[3:5])
-    assert in_graph(images[:0], 11, 2).shape == (0, *images.shape[1:])
+    expected = augment(images, seed=(11, 2))
+    np.testing.assert_array_equal(in_graph(images, [11, 2]), expected)
+    np.testing.assert_array_equal(in_graph(images[3:5], [11, 2]), expected[3:5])
+    assert in_graph(images[:0], [11, 2]).shape == (0, *images.shape[1:])
     assert in_graph.get_concrete_function().output_shapes.as_list() == [None, *images.shape[1:]]
 
 
 @BOTH
 def test_python_numbers_and_tensors_mean_the_same(augment):
     images = _float(_images(12))
-    expected = augment(images, seed=-3, round_num=6)
-    for seed, round_num in [
-        (tf.constant(-3), tf.constant(6)),
-        (tf.constant(-3, tf.int64), tf.constant(6, tf.int64)),
-        (np.int64(-3), np.int32(6)),
-        (2**64 - 3, 6),
+    expected = augment(images, seed=(-3, 6))
+    for seed in [
+        [-3, 6],
+        tf.constant([-3, 6]),
+        tf.constant([-3, 6], tf.int64),
+        np.int64([-3, 6]),
+        [tf.constant(-3), 6],
     ]:
-        np.testing.assert_array_equal(augment(images, seed=seed, round_num=round_num), expected)
+        np.testing.assert_array_equal(augment(images, seed=seed), expected)
 
 
-@BOTH
-def test_rounds_seeds_and_images_draw_differently(augment):
-    images = _float(_images(40, seed=5))
-    keys = [(0, 0), (0, 1), (1, 0), (1, 1), (2**40, 0), (0, 2**20), (-1, 0)]
-    outputs = [augment(images, seed=seed, round_num=r).numpy() for seed, r in keys]
+def _assert_drawn_apart(outputs):
     for one, other in itertools.combinations(outputs, 2):
         same = (one == other).all(axis=(1, 2, 3)).mean()
         assert same < 0.3
+
+
+@BOTH
+def test_seeds_and_images_draw_differently(augment):
+    images = _float(_images(40, seed=5))
+    seeds = [(0, 0), (0, 1), (1, 0), (1, 1), (2**30, 0), (0, 2**20), (-1, 0), (0, -(2**31))]
+    outputs = [augment(images, seed=seed).numpy() for seed in seeds]
+    _assert_drawn_apart(outputs)
     # Images that differ in one pixel by one level draw afresh.
     twins = np.repeat(_images(1, seed=6), 40, axis=0)
     twins[np.arange(40), np.arange(40) % 32, np.arange(40) % 24, 0] ^= 1
-    moved = augment(_float(twins), seed=0, round_num=0).numpy()
+    moved = augment(_float(twins), seed=(0, 0)).numpy()
     assert len(np.unique(np.round(moved * 64).reshape(40, -1), axis=0)) > 10
+
+
+@BOTH
+def test_the_same_image_in_two_steps_of_a_round_draws_differently(augment):
+    images = _float(_images(40, seed=8))
+    _assert_drawn_apart([augment(images, seed=step_seed(3, 7, step)).numpy() for step in range(4)])
+
+
+# Seeds of steps.
+
+
+def _python_step_seed(*values):
+    """The hash in Python's integers, which neither overflow nor have a sign bit."""
+
+    def mix(word):
+        word = (word + 0x9E3779B9) % 2**32
+        for multiplier in (0x5BD1E995, 0x2C9277B5):
+            word = (word ^ word >> 16) * multiplier % 2**32
+        return word ^ word >> 15
+
+    words = [0x5EED01, 0x5EED02]
+    for value in values:
+        low, high = value % 2**32, value % 2**64 // 2**32
+        words = [mix(mix(word ^ low) ^ high) for word in words]
+    return np.array(words, np.uint32).view(np.int32)
+
+
+SEEDS = [(0, 0, 0), (2**31 - 1, 1, 2), (-5, 7, 2**31 - 1), (12, -1, 3), (2**40 + 1, 2**33, 9)]
+
+
+@pytest.mark.parametrize("values", SEEDS)
+def test_step_seed_is_the_hash_in_a_graph_and_eagerly(values):
+    expected = _python_step_seed(*values)
+    found = step_seed(*values)
+    assert found.dtype == tf.int32 and found.shape == (2,)
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(step_seed(*np.int64(values)), expected)
+    np.testing.assert_array_equal(step_seed(*(tf.constant(v, tf.int64) for v in values)), expected)
+    for dtype in (tf.int32, tf.int64):
+        if dtype.max < max(values):
+            continue
+        in_graph = tf.function(
+            lambda round_num, step: step_seed(values[0], round_num, step),
+            input_signature=[tf.TensorSpec([], dtype)] * 2,
+        )
+        np.testing.assert_array_equal(in_graph(*values[1:]), expected)
+        assert not in_graph.get_concrete_function().graph.captures
+
+
+def test_step_seeds_differ_and_their_bits_are_even():
+    grid = np.stack(np.meshgrid(*[np.arange(16)] * 3, indexing="ij"), -1).reshape(-1, 3)
+    seeds = np.array([step_seed(*values).numpy() for values in grid])
+    for word in range(2):
+        # Of 4096 draws out of 2**32, two are equal with a chance of 0.2%.
+        assert len(np.unique(seeds[:, word])) == len(grid)
+        bits = seeds[:, word].view(np.uint32)[:, np.newaxis] >> np.arange(32, dtype=np.uint32) & 1
+        assert np.abs(bits.mean(axis=0) - 0.5).max() < 5 * 0.5 / len(grid) ** 0.5
+    assert abs(np.corrcoef(seeds.T.astype(float))[0, 1]) < 5 / len(grid) ** 0.5
+
+
+def test_step_seed_refuses_what_is_no_whole_number():
+    for position, field in enumerate(("seed", "round_num", "step")):
+        for wrong in (0.5, tf.constant([1, 2]), True):
+            values = [0, 0, 0]
+            values[position] = wrong
+            with pytest.raises(ValueError, match=f"^{field} must") as error:
+                step_seed(*values)
+            assert len(str(error.value).splitlines()) == 1
 
 
 def test_weak_and_strong_draw_independently():
     # With a shared stream, images with the same weak flip would share half of the operations.
     images = _images(600, 8, 8, seed=7)
-    weak = _levels(WeakAugment(True, 0)(_float(images), seed=0, round_num=0))
+    weak = _levels(WeakAugment(True, 0)(_float(images), seed=(0, 0)))
     flipped = (weak != images).any(axis=(1, 2, 3))
-    strong = _levels(RandAugment(1, 30)(_float(images), seed=0, round_num=0))
+    strong = _levels(RandAugment(1, 30)(_float(images), seed=(0, 0)))
     for name in ("Rotate", "TranslateY"):
         chosen = np.zeros(len(images), bool)
         for sign in (1, -1):
@@ -402,15 +480,15 @@ def test_weak_and_strong_draw_independently():
 @pytest.mark.parametrize("channels", [1, 3])
 def test_empty_batch_and_result_type(augment, channels):
     images = tf.zeros([0, 28, 28, channels])
-    assert augment(images, seed=0, round_num=0).shape == (0, 28, 28, channels)
-    result = augment(tf.ones([2, 28, 28, channels]), seed=0, round_num=0)
+    assert augment(images, seed=(0, 0)).shape == (0, 28, 28, channels)
+    result = augment(tf.ones([2, 28, 28, channels]), seed=(0, 0))
     assert result.dtype == tf.float32 and result.shape == (2, 28, 28, channels)
 
 
 def test_ten_operations_of_any_strength_stay_in_range():
     images = np.random.default_rng(1).random((16, 32, 32, 3), np.float32)
     for magnitude in (1, 30):
-        result = RandAugment(10, magnitude)(images, seed=0, round_num=0).numpy()
+        result = RandAugment(10, magnitude)(images, seed=(0, 0)).numpy()
         assert np.isfinite(result).all() and result.min() >= 0 and result.max() <= 1
 
 
@@ -419,7 +497,7 @@ def test_ten_operations_of_any_strength_stay_in_range():
 
 @pytest.mark.parametrize("augment", [RandAugment(), WEAK], ids=["strong", "weak"])
 def test_graph_has_no_variable_and_no_stateful_operation(augment):
-    function = tf.function(lambda images: augment(images, seed=0, round_num=0))
+    function = tf.function(lambda images: augment(images, seed=(0, 0)))
     graph = function.get_concrete_function(tf.TensorSpec([None, 32, 32, 3])).graph
     assert not graph.captures and not graph.variables
     definition = graph.as_graph_def()
@@ -433,7 +511,7 @@ def test_graph_has_no_variable_and_no_stateful_operation(augment):
 
 def test_graph_can_be_imported_again():
     images = _float(_images(8))
-    function = tf.function(lambda images: STRONG(images, seed=1, round_num=2))
+    function = tf.function(lambda images: STRONG(images, seed=(1, 2)))
     concrete = function.get_concrete_function(tf.TensorSpec([None, *images.shape[1:]]))
     definition = concrete.graph.as_graph_def()
 
@@ -445,7 +523,7 @@ def test_graph_can_be_imported_again():
     run = imported.prune(
         imported.graph.get_tensor_by_name(feed), imported.graph.get_tensor_by_name(fetch)
     )
-    np.testing.assert_array_equal(run(tf.constant(images)), STRONG(images, seed=1, round_num=2))
+    np.testing.assert_array_equal(run(tf.constant(images)), STRONG(images, seed=(1, 2)))
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -458,7 +536,7 @@ def test_same_pixels_in_tffs_worker(local_runtime, channels):
     def collect(batches, round_num):
         def append(results, batch):
             return tuple(
-                tf.concat([result, augment(batch, seed=8, round_num=round_num)], axis=0)
+                tf.concat([result, augment(batch, seed=step_seed(8, round_num, 1))], axis=0)
                 for result, augment in zip(results, (strong, STRONG, WEAK), strict=True)
             )
 
@@ -466,7 +544,7 @@ def test_same_pixels_in_tffs_worker(local_runtime, channels):
 
     collected = collect(tf.data.Dataset.from_tensor_slices(images).batch(24), 5)
     for actual, augment in zip(collected, (strong, STRONG, WEAK), strict=True):
-        np.testing.assert_array_equal(actual, augment(images, seed=8, round_num=5))
+        np.testing.assert_array_equal(actual, augment(images, seed=step_seed(8, 5, 1)))
 
 
 # Conversions and refusals.
@@ -526,18 +604,23 @@ def test_values_out_of_range_are_refused(make, message):
 )
 def test_wrong_images_are_refused(augment, images, message):
     with pytest.raises(ValueError, match=message):
-        augment(images, seed=0, round_num=0)
+        augment(images, seed=(0, 0))
 
 
 @BOTH
 def test_wrong_keys_and_unknown_sizes_are_refused(augment):
     images = np.zeros((1, 8, 8, 1), np.float32)
-    with pytest.raises(ValueError, match="seed.*float32"):
-        augment(images, seed=0.5, round_num=0)
-    with pytest.raises(ValueError, match=r"round_num.*\(2,\)"):
-        augment(images, seed=0, round_num=tf.constant([1, 2]))
-    function = tf.function(lambda images: augment(images, seed=0, round_num=0))
+    for seed, got in [
+        ((0.5, 0.5), "float32"),
+        (0, r"\(\)"),
+        ((1, 2, 3), r"\(3,\)"),
+        (tf.constant([True, False]), "bool"),
+    ]:
+        with pytest.raises(ValueError, match=f"^seed.*step_seed.*{got}") as error:
+            augment(images, seed=seed)
+        assert len(str(error.value).splitlines()) == 1
+    function = tf.function(lambda images: augment(images, seed=(0, 0)))
     with pytest.raises(ValueError, match="all but the batch size known"):
         function.get_concrete_function(tf.TensorSpec([None, None, 8, 1]))
     with pytest.raises(ValueError, match="max_shift.*8x8"):
-        WeakAugment(max_shift=8)(images, seed=0, round_num=0)
+        WeakAugment(max_shift=8)(images, seed=(0, 0))

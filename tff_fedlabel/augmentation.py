@@ -2,12 +2,15 @@
 
 `RandAugment` is the paper's strong augmentation psi (eq:ce, and the paragraph "Effect of
 Strong-Augumentation", which lists its 14 operations); `WeakAugment` is the flip and shift that
-FixMatch and its relatives use. Both are called as `augment(images, seed=..., round_num=...)`.
+FixMatch and its relatives use. Both are called as `augment(images, seed=...)`, with a seed of two
+integers as TensorFlow's stateless functions take it; `step_seed` makes one from the seed of a run,
+the round and the step.
 
 **Randomness.** A TFF client knows neither its id nor a random state, so every draw is an integer
-hash of (seed, round number, fingerprint of the image's pixels). The same three give the same
-pixels wherever the image stands in a batch, eagerly or in a graph, in this process or in TFF's
-C++ worker. No variable and no stateful operation enters the graph.
+hash of the seed and a fingerprint of the image's pixels. The same two give the same pixels wherever
+the image stands in a batch, eagerly or in a graph, in this process or in TFF's C++ worker; equal
+images in one batch are therefore augmented alike. No variable and no stateful operation enters the
+graph.
 
 **Arithmetic.** RandAugment is defined on 8-bit images (Pillow's operations). Here images are held
 as whole grey levels 0..255 in float32, and every operation is arranged so that all intermediate
@@ -145,14 +148,14 @@ class RandAugment:
         """One operation at magnitude 10: the other reading of the paper's "(1, 10)"."""
         return cls(num_ops=1, magnitude=10.0)
 
-    def __call__(self, images, *, seed, round_num):
+    def __call__(self, images, *, seed):
         """Augments a batch.
 
         Args:
           images: float32 [batch, height, width, channels] in [0, 1]; channels 1 or 3, sides 8 to
             256 pixels. The batch size may be unknown or 0.
-          seed: int, or scalar integer tensor.
-          round_num: int, or scalar integer tensor.
+          seed: int32 [2], or whatever converts to an integer tensor of that shape, such as
+            `step_seed(...)`.
 
         Returns:
           float32, the shape of `images`, in [0, 1]. No gradient flows through it.
@@ -164,7 +167,7 @@ class RandAugment:
         if self.num_ops == 0:
             return images
         levels = _to_levels(images)
-        bits = _random_bits(levels, "strong", seed, round_num, self.num_ops)
+        bits = _random_bits(levels, "strong", seed, self.num_ops)
         # The high bits choose the operation, the lowest one the sign.
         operations = tf.cast(_high(bits * len(OPERATIONS), 32), tf.int32)
         signs = tf.cast(1 - 2 * (bits & 1), tf.float32)
@@ -208,7 +211,7 @@ class WeakAugment:
             raise ValueError(f"flip must be True or False, got {self.flip!r}")
         _check_count("max_shift", self.max_shift)
 
-    def __call__(self, images, *, seed, round_num):
+    def __call__(self, images, *, seed):
         """Augments a batch; arguments, result and errors as for `RandAugment.__call__`."""
         images = _check_images(images)
         _, height, width, channels = images.shape
@@ -217,7 +220,7 @@ class WeakAugment:
                 f"max_shift must be smaller than the image's sides, got {self.max_shift} for "
                 f"{height}x{width} images"
             )
-        bits = _random_bits(_to_levels(images), "weak", seed, round_num, 3)
+        bits = _random_bits(_to_levels(images), "weak", seed, 3)
         shifts = _high(bits[:, :2] * (2 * self.max_shift + 1), 32) - self.max_shift
         rows = _reflect(tf.range(height, dtype=tf.int64) + shifts[:, :1], height)
         columns = _reflect(tf.range(width, dtype=tf.int64) + shifts[:, 1:], width)
@@ -260,6 +263,30 @@ def apply_operation(name, images, magnitude, *, sign=1):
         levels, tf.fill(batch, OPERATIONS.index(name)), tf.fill(batch, tf.constant(float(sign)))
     )
     return tf.ensure_shape(_from_levels(levels), images.shape)
+
+
+def step_seed(seed, round_num, step):
+    """Makes the seed of one step of one round, a hash without any state.
+
+    Values in [0, 2**32) that differ in one of the three arguments never give the same seed. Others
+    do as rarely as chance has it: once in 2**64.
+
+    Args:
+      seed: of the run; int, or scalar integer tensor.
+      round_num: int, or scalar integer tensor.
+      step: int, or scalar integer tensor.
+
+    Returns:
+      int32 [2], what `RandAugment`, `WeakAugment` and TensorFlow's stateless functions take.
+
+    Raises:
+      ValueError: if an argument has the wrong dtype or shape.
+    """
+    key = tf.constant(_SEED_WORDS, tf.int64)
+    for field, value in (("seed", seed), ("round_num", round_num), ("step", step)):
+        key = _fold(key, _integer_scalar(field, value))
+    # 0..2**32-1 as a two's complement, without the overflow that a cast leaves undefined.
+    return tf.cast((key ^ 2**31) - 2**31, tf.int32)
 
 
 # Checks.
@@ -315,6 +342,7 @@ def _from_levels(levels):
 
 _WORD = 0xFFFFFFFF
 _STREAMS = {"strong": 0x5EED51, "weak": 0x5EEDAE}
+_SEED_WORDS = (0x5EED01, 0x5EED02)
 
 
 def _high(word, bits):
@@ -345,6 +373,16 @@ def _integer_scalar(field, value):
     return tf.cast(value, tf.int64)
 
 
+def _two_integers(seed):
+    seed = tf.convert_to_tensor(seed)
+    if not seed.dtype.is_integer or seed.shape.as_list() != [2]:
+        raise ValueError(
+            "seed must be two integers, as augmentation.step_seed(seed, round_num, step) makes "
+            f"them, got {seed.dtype.name} of shape {seed.shape}"
+        )
+    return tf.cast(seed, tf.int64)
+
+
 @functools.cache
 def _fingerprint_weights(num_pixels):
     """Odd whole numbers, float64 [num_pixels, 2]. RandomState's stream is frozen for good."""
@@ -363,10 +401,10 @@ def _fingerprints(levels):
     return tf.cast(sums, tf.int64)
 
 
-def _random_bits(levels, stream, seed, round_num, count):
+def _random_bits(levels, stream, seed, count):
     """32 random bits for each image and draw: int64 [batch, count] in [0, 2**32)."""
-    key = _fold(tf.constant(_STREAMS[stream], tf.int64), _integer_scalar("seed", seed))
-    key = _fold(key, _integer_scalar("round_num", round_num))
+    seed = _two_integers(seed)
+    key = _fold(_fold(tf.constant(_STREAMS[stream], tf.int64), seed[0]), seed[1])
     fingerprints = _fingerprints(levels)
     key = _fold(_fold(key, fingerprints[:, 0]), fingerprints[:, 1])
     return _fold(key[:, tf.newaxis], tf.range(count, dtype=tf.int64))
