@@ -265,6 +265,12 @@ def test_kl_divergence_gradient_is_finite_and_right():
         ({"threshold": None}, "threshold"),
         ({"threshold": True}, "threshold"),
         ({"threshold": 0.5, "confidence": "varience"}, "confidence.*varience"),
+        (
+            {"threshold": 0.5, "confidence": 3},
+            "a callable or one of variance.*3",
+        ),
+        ({"threshold": 0.5, "confidence": "variances"}, r"did you mean variance\?"),
+        ({"threshold": 0.5, "confidence_input": None}, "confidence_input.*None"),
         ({"threshold": 0.5, "confidence_input": "softmax"}, "confidence_input.*softmax"),
         ({"threshold": 0.5, "confidence": "entropy", "confidence_input": "logits"}, "entropy"),
         ({"threshold": 0.5, "selection": "both"}, "selection.*both"),
@@ -274,3 +280,14 @@ def test_bad_options_are_refused_in_one_line(options, words):
     with pytest.raises(ValueError, match=words) as error:
         pseudo_labels.select(*experts(), **options)
     assert len(str(error.value).splitlines()) == 1
+
+
+def test_a_threshold_of_numpy_is_one_of_python():
+    for value, expected in ((np.float32(0.25), 0.25), (np.int64(1), 1)):
+        found = pseudo_labels.check_options("variance", "logits", value, "local")
+        assert type(found) is type(expected) and found == expected
+    global_logits, local_logits = experts()
+    ours = pseudo_labels.select(global_logits, local_logits, threshold=np.float64(0.6))
+    np.testing.assert_array_equal(
+        ours.mask, pseudo_labels.select(global_logits, local_logits, threshold=0.6).mask
+    )

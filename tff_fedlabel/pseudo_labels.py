@@ -7,13 +7,15 @@ global-local consistency term (eqs. loc-glob1, loc-glob2). They work eagerly and
 never look at a true label.
 """
 
-import numbers
+from __future__ import annotations
+
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import tensorflow as tf
+from tff_fedlabel import _validation
+from tff_fedlabel._lazy import tf
 
-Confidence = str | Callable[[tf.Tensor], tf.Tensor]
+Confidence = str | Callable[["tf.Tensor"], "tf.Tensor"]
 
 CONFIDENCES = ("variance", "entropy")
 CONFIDENCE_INPUTS = ("probabilities", "logits")
@@ -79,33 +81,30 @@ def _softmax(logits: tf.Tensor) -> tf.Tensor:
     return exponentials / tf.reduce_sum(exponentials, axis=-1, keepdims=True)
 
 
-def check_options(confidence, confidence_input, threshold, selection) -> None:
-    """Raises `ValueError` naming the first option that `select` could not work with."""
-    if not callable(confidence) and confidence not in CONFIDENCES:
-        raise ValueError(
-            f"confidence must be one of {', '.join(CONFIDENCES)} or a callable, got {confidence!r}."
-        )
-    if confidence_input not in CONFIDENCE_INPUTS:
-        raise ValueError(
-            f"confidence_input must be one of {', '.join(CONFIDENCE_INPUTS)}, "
-            f"got {confidence_input!r}."
-        )
+def check_options(confidence: Any, confidence_input: Any, threshold: Any, selection: Any) -> float:
+    """Returns the threshold as Python's own number if `select` could work with the four.
+
+    Raises:
+      ValueError: naming the first option that is not what `select` says; a `TypeError` as well
+        where it is of the wrong type.
+    """
+    if not callable(confidence):
+        wanted = f"a callable or one of {', '.join(CONFIDENCES)}"
+        _validation.check_type("confidence", confidence, str, wanted)
+        _validation.check_name("confidence", confidence, CONFIDENCES)
+    _validation.check_name("confidence_input", confidence_input, CONFIDENCE_INPUTS)
     if confidence == "entropy" and confidence_input == "logits":
         raise ValueError(
             "confidence_input='logits' does not go with confidence='entropy': the entropy of "
             "logits is undefined. Use confidence_input='probabilities'."
         )
-    check_number("threshold", threshold, 0.0, 1.0)
-    if selection not in SELECTIONS:
-        raise ValueError(f"selection must be one of {', '.join(SELECTIONS)}, got {selection!r}.")
+    threshold = _validation.check_number("threshold", threshold, 0.0, 1.0)
+    _validation.check_name("selection", selection, SELECTIONS)
+    return threshold
 
 
-def check_number(name: str, value, low: float, high: float = float("inf")) -> None:
-    """Raises `ValueError` naming `name` unless `value` is a number in `[low, high]`."""
-    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not is_number or not low <= value <= high or value == float("inf"):
-        wanted = f"in [{low:g}, {high:g}]" if high != float("inf") else f"of {low:g} or more"
-        raise ValueError(f"{name} must be a number {wanted}, got {value!r}.")
+# For the files that have not moved to it yet.
+check_number = _validation.check_number
 
 
 def select(
@@ -137,7 +136,7 @@ def select(
     Raises:
       ValueError: An option is out of its range.
     """
-    check_options(confidence, confidence_input, threshold, selection)
+    threshold = check_options(confidence, confidence_input, threshold, selection)
     global_logits = tf.convert_to_tensor(global_logits)
     local_logits = tf.convert_to_tensor(local_logits)
     global_probabilities = _softmax(global_logits)
