@@ -14,8 +14,8 @@ import zlib
 import numpy as np
 import tqdm
 
-from tff_fedlabel.datasets._errors import CorruptDataError, DataNotFoundError, reason
 from tff_fedlabel.datasets._published import Published
+from tff_fedlabel.datasets._source_errors import CorruptDataError, DataNotFoundError, reason
 
 NAMES = ("organamnist", "bloodmnist")
 _CHUNK = 1 << 18

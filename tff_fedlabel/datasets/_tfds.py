@@ -11,8 +11,8 @@ import urllib.request
 
 import numpy as np
 
-from tff_fedlabel.datasets._errors import CorruptDataError, DataNotFoundError, reason
 from tff_fedlabel.datasets._published import Batches, Published
+from tff_fedlabel.datasets._source_errors import CorruptDataError, DataNotFoundError, reason
 
 _BATCH = 1024
 

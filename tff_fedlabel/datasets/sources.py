@@ -13,8 +13,9 @@ import functools
 import numpy as np
 
 from tff_fedlabel.datasets import _medmnist, _tfds
-from tff_fedlabel.datasets._errors import CorruptDataError, DataNotFoundError
+from tff_fedlabel.datasets._fingerprint import Fingerprint
 from tff_fedlabel.datasets._published import Published
+from tff_fedlabel.datasets._source_errors import CorruptDataError, DataNotFoundError
 
 __all__ = [
     "NAMES",
@@ -67,6 +68,20 @@ class Source:
     test: Examples
     num_classes: int
     label_names: tuple[str, ...]
+
+    def fingerprint(self) -> str:
+        """64 hexadecimal digits (SHA-256) that change when any image or label does.
+
+        Taken over dtype, shape and values of images and labels, over which of them are for
+        training, validation and test, and the number of classes; not over names. The same in every
+        process and on every machine.
+        """
+        result = Fingerprint("Source")
+        result.add_text(str(self.num_classes))
+        for examples in (self.train, self.validation, self.test):
+            result.add_array(examples.x)
+            result.add_array(examples.y)
+        return result.hex()
 
 
 def load(

@@ -81,8 +81,15 @@ def check_image_values(x: np.ndarray, owner: Callable[[int], object]) -> None:
 
 def check_label_dtype(client_id, dtype, field: str = "y") -> None:
     """Raises ClientDataError when labels are not integers."""
-    if not np.issubdtype(dtype, np.integer):
-        raise ClientDataError(client_id, field, f"dtype is {np.dtype(dtype)}; give integers")
+    dtype = np.dtype(dtype)
+    if np.issubdtype(dtype, np.integer):
+        return
+    how = {
+        "O": '; a pandas column of numbers becomes that by .astype("Int64"), one of names by '
+        "pandas.factorize(column)[0]",
+        "U": "; names become that by pandas.factorize(column)[0]",
+    }.get(dtype.kind, "")
+    raise ClientDataError(client_id, field, f"dtype is {dtype}; give integers{how}")
 
 
 def check_labels(
@@ -92,19 +99,18 @@ def check_labels(
     owner: Callable[[int], object],
     field: str = "y",
 ) -> None:
-    """Checks labels of `rows` against 0..num_classes - 1 (or only >= 0 where it is None).
+    """Checks labels of `rows` against 0..num_classes - 1 (any that fit int32 where it is None).
 
     Raises:
       ClientDataError: naming the first client at fault.
     """
     labels = y[rows]
-    wrong = labels < 0
-    if num_classes is not None:
-        wrong = wrong | (labels >= num_classes)
+    limit = 2**31 if num_classes is None else num_classes
+    wrong = (labels < 0) | (labels >= limit)
     if not wrong.any():
         return
     row = int(rows[_first_row(wrong)])
-    classes = "0 or more" if num_classes is None else f"0..{num_classes - 1}"
+    classes = f"0..{limit - 1}"
     raise ClientDataError(owner(row), field, f"label {y[row]} of image {row} is not {classes}")
 
 

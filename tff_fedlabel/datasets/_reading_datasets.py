@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import numpy as np
 import tensorflow as tf
 
-from tff_fedlabel.datasets import _checks
-from tff_fedlabel.datasets._checks import ClientDataError
+from tff_fedlabel.datasets import _client_data_checks
+from tff_fedlabel.datasets._client_data_checks import ClientDataError
 
 _BATCH = 256
 
@@ -54,14 +54,14 @@ def read_dataset(
     if not batches:
         return None
     x = np.concatenate([batch[0] for batch in batches])
-    _checks.check_image_spec(client_id, x.shape[1:], x.dtype)
-    _checks.check_image_values(x, lambda _: client_id)
+    _client_data_checks.check_image_spec(client_id, x.shape[1:], x.dtype)
+    _client_data_checks.check_image_values(x, lambda _: client_id)
     if part == "unlabeled":
         return x, np.full(len(x), -1, np.int64)
     y = np.concatenate([batch[1] for batch in batches])
     if y.ndim != 1:
         raise ClientDataError(client_id, "y", f"shape of an element is {list(y.shape[1:])}, not []")
-    _checks.check_labels(y, np.arange(len(y)), num_classes, lambda _: client_id)
+    _client_data_checks.check_labels(y, np.arange(len(y)), num_classes, lambda _: client_id)
     return x, y.astype(np.int64)
 
 
@@ -80,11 +80,11 @@ def _check_spec(client_id, spec, fields) -> None:
             "(for a batched dataset: dataset.unbatch())",
         )
     if shape.is_fully_defined():
-        _checks.check_image_spec(client_id, shape.as_list(), dtype)
+        _client_data_checks.check_image_spec(client_id, shape.as_list(), dtype)
     elif dtype not in (np.uint8, np.float32):
-        _checks.check_image_spec(client_id, (1,), dtype)
+        _client_data_checks.check_image_spec(client_id, (1,), dtype)
     if "y" in fields:
         label = spec["y"]
-        _checks.check_label_dtype(client_id, label.dtype.as_numpy_dtype)
+        _client_data_checks.check_label_dtype(client_id, label.dtype.as_numpy_dtype)
         if label.shape.rank not in (0, None):
             raise ClientDataError(client_id, "y", f"shape of an element is {label.shape}, not []")

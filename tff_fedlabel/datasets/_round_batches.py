@@ -1,0 +1,193 @@
+"""The batches of one client in one round, and of all clients of a round."""
+
+import collections
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tff_fedlabel._validation import check_flag, check_int, check_seed
+
+_LABELED, _UNLABELED = 0, 1
+
+
+@dataclasses.dataclass(frozen=True)
+class RoundOptions:
+    """What `FederatedData.client_dataset` is asked for; its arguments are explained there."""
+
+    labeled_steps: int | None
+    unlabeled_steps: int | None
+    batch_size: int
+    unlabeled_batch_size: int | None = None
+    seed: int = 0
+    with_hidden_labels: bool = False
+
+    def __post_init__(self):
+        sizes = {"batch_size": check_int("batch_size", self.batch_size)}
+        for name in ("labeled_steps", "unlabeled_steps", "unlabeled_batch_size"):
+            value = getattr(self, name)
+            sizes[name] = None if value is None else check_int(name, value)
+        if sizes["unlabeled_batch_size"] is None:
+            sizes["unlabeled_batch_size"] = sizes["batch_size"]
+        flag = check_flag("with_hidden_labels", self.with_hidden_labels)
+        checked = {**sizes, "seed": check_seed(self.seed), "with_hidden_labels": flag}
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+
+
+class Cohort(Sequence):
+    """The client data of a round: `len`, indexing, slicing and iteration, as of a list.
+
+    An item is made when it is asked for and is not kept, so that a thread may make what it is about
+    to compute with, and a large cohort is never in memory at once. It may be used from several
+    threads. An item is the same each time.
+
+    Attributes:
+      client_ids: tuple of the clients' ids, in order.
+      round_num: number of the round.
+    """
+
+    def __init__(self, make: Callable[[Any], Any], client_ids: Sequence, round_num: int):
+        self._make = make
+        self._client_ids = tuple(client_ids)
+        self._round_num = round_num
+
+    @property
+    def client_ids(self) -> tuple:
+        return self._client_ids
+
+    @property
+    def round_num(self) -> int:
+        return self._round_num
+
+    def __len__(self) -> int:
+        return len(self._client_ids)
+
+    def __getitem__(self, index):
+        chosen = self._client_ids[index]
+        if isinstance(index, slice):
+            return Cohort(self._make, chosen, self._round_num)
+        return self._make(chosen)
+
+    def __repr__(self) -> str:
+        return f"Cohort({len(self)} clients, round {self._round_num})"
+
+
+def client_rows(
+    labeled: np.ndarray, unlabeled: np.ndarray, client_id, round_num: int, options: RoundOptions
+) -> tuple[np.ndarray, np.ndarray]:
+    """Row numbers of the labelled and the unlabelled batches, each laid end to end."""
+    key = (options.seed, round_num, _stable_hash(client_id))
+    return (
+        _round_rows(labeled, options.labeled_steps, options.batch_size, (*key, _LABELED)),
+        _round_rows(
+            unlabeled, options.unlabeled_steps, options.unlabeled_batch_size, (*key, _UNLABELED)
+        ),
+    )
+
+
+def client_datasets(
+    labeled: tuple[np.ndarray, np.ndarray],
+    unlabeled: tuple[np.ndarray, ...],
+    options: RoundOptions,
+) -> collections.OrderedDict:
+    """Makes OrderedDict(labeled=, unlabeled=) of tf.data from images laid end to end.
+
+    Args:
+      labeled: (x [n, ...], y int32 [n]).
+      unlabeled: (x [n, ...],) or (x [n, ...], y int32 [n]).
+      options: the batch sizes are used.
+
+    Returns:
+      What `from_tensor_slices(OrderedDict(x=, y=)).batch(size)` gives for each, in a fraction of
+      its time and memory.
+    """
+    x = labeled[0]
+    make, specs = _maker(x.shape[1:], x.dtype.name, len(unlabeled) == 2)
+    sizes = np.int64(options.batch_size), np.int64(options.unlabeled_batch_size)
+    # The images would go to a GPU and come back: datasets are the host's.
+    with tf.device("/device:CPU:0"):
+        tensors = map(tf.convert_to_tensor, (*labeled, *unlabeled, *sizes))
+        variants = make(*tensors)
+    names = ("labeled", "unlabeled")
+    return collections.OrderedDict(
+        (name, _Batches(variant, spec))
+        for name, variant, spec in zip(names, variants, specs, strict=True)
+    )
+
+
+class _Batches(tf.data.Dataset):
+    """A source of batches.
+
+    As `tf.data.experimental.from_variant` makes one, but known to have no stages before it: of
+    what comes from there a reader must fear that it shuffles.
+    """
+
+    def __init__(self, variant: tf.Tensor, spec: collections.OrderedDict):
+        self._spec = spec
+        super().__init__(variant)
+
+    def _inputs(self) -> list:
+        return []
+
+    @property
+    def element_spec(self) -> collections.OrderedDict:
+        return self._spec
+
+
+@functools.lru_cache(maxsize=32)
+def _maker(shape: tuple[int, ...], dtype: str, hidden: bool):
+    """A function (x, y, x, [y,] size, size) -> the two datasets' variants, and their specs.
+
+    Traced once: outside a function TensorFlow makes and optimises a graph anew for every single
+    operation on datasets, which is nearly all that making one costs.
+    """
+    x = tf.TensorSpec([None, *shape], dtype)
+    y = tf.TensorSpec([None], tf.int32)
+    size = tf.TensorSpec([], tf.int64)
+    parts = ((x, y), (x, y) if hidden else (x,))
+
+    def batches(columns: Sequence[tf.Tensor], specs, batch_size: tf.Tensor) -> tf.Tensor:
+        slices = tf.raw_ops.TensorSliceDataset(
+            components=columns, output_shapes=[spec.shape[1:] for spec in specs]
+        )
+        return tf.raw_ops.BatchDatasetV2(
+            input_dataset=slices,
+            batch_size=batch_size,
+            drop_remainder=False,
+            output_types=[spec.dtype for spec in specs],
+            output_shapes=[spec.shape for spec in specs],
+        )
+
+    @tf.function(input_signature=[*parts[0], *parts[1], size, size], autograph=False)
+    def make(*tensors):
+        *columns, labeled_size, unlabeled_size = tensors
+        return (
+            batches(columns[:2], parts[0], labeled_size),
+            batches(columns[2:], parts[1], unlabeled_size),
+        )
+
+    specs = tuple(collections.OrderedDict(zip(("x", "y"), part, strict=False)) for part in parts)
+    # Not into a graph that the caller happens to be building.
+    with tf.init_scope(), tf.device("/device:CPU:0"):
+        return make.get_concrete_function(), specs
+
+
+def _stable_hash(client_id) -> int:
+    # Python's own hash of a str differs from process to process.
+    digest = hashlib.blake2b(str(client_id).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+def _round_rows(rows, steps, batch_size, key) -> np.ndarray:
+    """Row numbers of one round's batches, laid end to end."""
+    if not len(rows):
+        return rows
+    number = len(rows) if steps is None else steps * batch_size
+    rng = np.random.default_rng(np.random.SeedSequence(key))
+    passes = -(-number // len(rows))
+    return np.concatenate([rng.permutation(rows) for _ in range(passes)])[:number]
