@@ -23,7 +23,7 @@ def test_picture_of_digits(tmp_path):
 def test_wrong_flag_is_one_line_and_exit_2():
     result = _run("--dataset=digit")
     assert result.returncode == 2
-    assert "did you mean 'digits'" in result.stderr
+    assert "did you mean digits?" in result.stderr
     assert result.stderr.count("\n") == 1, result.stderr
     result = _run("--alfa=1")
     assert result.returncode == 2

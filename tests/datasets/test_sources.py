@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
+from tff_fedlabel._validation import WrongTypeError
 from tff_fedlabel.datasets import _medmnist, sources
 
 
@@ -44,15 +45,54 @@ def test_digits_has_no_official_split():
     ],
 )
 def test_unknown_name_gets_the_nearest(name, nearest):
-    with pytest.raises(ValueError, match=f"did you mean '{nearest}'"):
+    with pytest.raises(
+        ValueError, match=rf"is unknown \(did you mean {nearest}\?\); there is: digits, "
+    ):
         sources.load(name)
 
 
 def test_other_arguments_are_checked():
-    with pytest.raises(ValueError, match="^split must"):
+    with pytest.raises(ValueError, match="^split 'half' is unknown"):
         sources.load("digits", split="half")
-    with pytest.raises(ValueError, match="^seed must"):
-        sources.load("digits", seed=-1)
+    for seed in (-1, 2**31):
+        with pytest.raises(ValueError, match="^seed must"):
+            sources.load("digits", seed=seed)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"name": 3},
+        {"data_dir": 3},
+        {"split": None},
+        {"seed": 1.0},
+        {"download": "no"},
+        {"image_size": 8.0},
+        {"image_size": True},
+    ],
+)
+def test_types_are_checked(change):
+    (field,) = change
+    with pytest.raises(WrongTypeError, match=f"^{field} must be") as error:
+        sources.load(**{"name": "digits", **change})
+    assert "\n" not in str(error.value)
+
+
+def test_numpy_seeds_are_seeds():
+    sources_of = [sources.load("digits", seed=seed) for seed in (5, np.int32(5), np.uint64(5))]
+    assert len({source.fingerprint() for source in sources_of}) == 1
+
+
+def test_image_sizes():
+    assert set(sources.IMAGE_SIZES) == set(sources.NAMES)
+    assert sources.IMAGE_SIZES["bloodmnist"] == (28, 64, 128, 224)
+    assert sources.load("digits", image_size=np.int64(8)).train.x.shape[1:] == (8, 8, 1)
+    wrong = [("digits", 28, "8"), ("cifar10", 64, "32"), ("emnist", 64, "28")]
+    wrong.append(("bloodmnist", 32, "28 or 64 or 128 or 224"))
+    for name, size, known in wrong:
+        message = f"^image_size must be {known} for {name}, got {size}.$"
+        with pytest.raises(ValueError, match=message):
+            sources.load(name, image_size=size, download=False)
 
 
 def test_names():
@@ -66,5 +106,8 @@ def test_medmnist_info_comes_without_the_package(capsys):
     info = _medmnist._medmnist_info.__wrapped__()
     assert info["organamnist"]["label"]["6"] == "liver"
     assert info["bloodmnist"]["MD5"] == "7053d0359d879ad8a5505303e11de1dc"
+    for size in (64, 128, 224):
+        assert info["organamnist"][f"url_{size}"].endswith(f"/organamnist_{size}.npz?download=1")
+        assert len(info["bloodmnist"][f"MD5_{size}"]) == 32
     assert "torch" not in sys.modules and "medmnist" not in sys.modules
     assert capsys.readouterr().out == ""

@@ -1,9 +1,10 @@
 """MedMNIST's npz form: small files, and a server on this machine that misbehaves on demand."""
 
+import errno
+import fcntl
 import hashlib
-import http.server
 import io
-import threading
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -13,9 +14,9 @@ from tff_fedlabel.datasets import _medmnist, sources
 LABELS = {"organamnist": 11, "bloodmnist": 8}
 
 
-def _arrays(name, sizes=(40, 10, 20), seed=0):
+def _arrays(name, sizes=(40, 10, 20), seed=0, pixels=28):
     rng = np.random.default_rng(seed)
-    shape = (28, 28) if name == "organamnist" else (28, 28, 3)
+    shape = (pixels, pixels) if name == "organamnist" else (pixels, pixels, 3)
     arrays = {}
     for key, n in zip(("train", "val", "test"), sizes, strict=True):
         arrays[f"{key}_images"] = rng.integers(0, 256, (n, *shape), np.uint8)
@@ -33,67 +34,15 @@ def _bytes(arrays):
 def publish(monkeypatch):
     """Makes `content` the published file of `name`."""
 
-    def publish_content(name, content, url="http://127.0.0.1:9/none.npz"):
+    def publish_content(name, content, url="http://127.0.0.1:9/none.npz", suffix=""):
         entry = {
-            "url": url,
-            "MD5": hashlib.md5(content).hexdigest(),
+            f"url{suffix}": url,
+            f"MD5{suffix}": hashlib.md5(content).hexdigest(),
             "label": {str(k): f"class{k}" for k in range(LABELS[name])},
         }
         monkeypatch.setattr(_medmnist, "_medmnist_info", lambda: {name: entry})
 
     return publish_content
-
-
-class _Server(http.server.ThreadingHTTPServer):
-    content = b""
-    honours_range = True
-    status = None
-    break_after = ()  # bytes sent before each of the first answers is cut off
-    requests: list
-
-
-class _Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        server = self.server
-        asked = self.headers.get("Range")
-        server.requests.append(asked)
-        if server.status:
-            self.send_error(server.status)
-            return
-        start = 0
-        if asked and server.honours_range:
-            start = int(asked.removeprefix("bytes=").rstrip("-"))
-            if start >= len(server.content):
-                self.send_error(416)
-                return
-            self.send_response(206)
-        else:
-            self.send_response(200)
-        body = server.content[start:]
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        number = len(server.requests) - 1
-        if number < len(server.break_after):
-            body = body[: server.break_after[number]]
-            self.close_connection = True
-        self.wfile.write(body)
-
-    def log_message(self, *args):
-        pass
-
-
-@pytest.fixture
-def server(monkeypatch):
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    server = _Server(("127.0.0.1", 0), _Handler)
-    server.requests = []
-    server.url = f"http://127.0.0.1:{server.server_address[1]}/file.npz?download=1"
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
 
 
 @pytest.mark.parametrize("name", ["organamnist", "bloodmnist"])
@@ -111,6 +60,53 @@ def test_reads_the_published_form(tmp_path, publish, no_network, name):
     assert source.num_classes == LABELS[name] and source.label_names[2] == "class2"
     pooled = sources.load(name, str(tmp_path))
     assert [len(part) for part in (pooled.train, pooled.validation, pooled.test)] == [57, 3, 10]
+
+
+@pytest.mark.parametrize("size", [64, 128, 224])
+@pytest.mark.parametrize("name", ["organamnist", "bloodmnist"])
+def test_larger_images(tmp_path, publish, no_network, name, size):
+    arrays = _arrays(name, sizes=(5, 2, 3), pixels=size)
+    content = _bytes(arrays)
+    publish(name, content, suffix=f"_{size}")
+    (tmp_path / f"{name}_{size}.npz").write_bytes(content)
+    source = sources.load(name, str(tmp_path), split="official", image_size=size)
+    images = arrays["test_images"]
+    np.testing.assert_array_equal(source.test.x, images if images.ndim == 4 else images[..., None])
+    assert source.train.x.shape == (5, size, size, 1 if name == "organamnist" else 3)
+
+
+def test_larger_images_have_a_file_of_their_own(tmp_path, publish, server):
+    content = server.content = _bytes(_arrays("bloodmnist", pixels=64))
+    publish("bloodmnist", content, server.url, suffix="_64")
+    (tmp_path / "bloodmnist.npz").write_bytes(b"another file")
+    assert sources.load("bloodmnist", str(tmp_path), image_size=64).train.x.shape[1:] == (64, 64, 3)
+    assert (tmp_path / "bloodmnist_64.npz").read_bytes() == content
+    with pytest.raises(sources.DataNotFoundError, match="put bloodmnist_64.npz from"):
+        sources.load("bloodmnist", str(tmp_path / "none"), download=False, image_size=64)
+
+
+def test_a_file_of_another_size_is_refused(tmp_path, publish):
+    content = _bytes(_arrays("bloodmnist", pixels=28))
+    publish("bloodmnist", content, suffix="_64")
+    (tmp_path / "bloodmnist_64.npz").write_bytes(content)
+    with pytest.raises(sources.CorruptDataError, match="images are 28 x 28"):
+        sources.load("bloodmnist", str(tmp_path), image_size=64)
+
+
+def test_images_are_unpacked_in_parts(tmp_path, publish):
+    arrays = _arrays("bloodmnist", sizes=(1200, 10, 20), pixels=64)
+    content = _bytes(arrays)
+    publish("bloodmnist", content, suffix="_64")
+    (tmp_path / "bloodmnist_64.npz").write_bytes(content)
+    tracemalloc.start()
+    try:
+        source = sources.load("bloodmnist", str(tmp_path), split="official", image_size=64)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    np.testing.assert_array_equal(source.train.x, arrays["train_images"])
+    whole = sum(len(part) for part in (source.train, source.validation, source.test)) * 64 * 64 * 3
+    assert whole < peak < 1.7 * whole  # Twice and more when a split is unpacked at once.
 
 
 def test_default_folder(tmp_path, publish, no_network, monkeypatch):
@@ -140,6 +136,10 @@ def test_damage_is_found_by_checksum(tmp_path, publish, no_network, damage):
         {"train_labels": np.full((40, 1), 11, np.uint8)},
         {"test_images": np.zeros((20, 32, 32), np.uint8)},
         {"val_images": None},
+        {"val_images": np.asfortranarray(np.ones((10, 28, 28), np.uint8))},
+        {"val_images": np.zeros((10, 28, 28, 2), np.uint8)},
+        {"test_images": np.zeros((20, 28, 28, 3), np.uint8)},
+        {"test_labels": None},
     ],
 )
 def test_wrong_contents_are_refused(tmp_path, publish, change):
@@ -147,8 +147,9 @@ def test_wrong_contents_are_refused(tmp_path, publish, change):
     content = _bytes(arrays)
     publish("organamnist", content)
     (tmp_path / "organamnist.npz").write_bytes(content)
-    with pytest.raises(sources.CorruptDataError):
+    with pytest.raises(sources.CorruptDataError) as error:
         sources.load("organamnist", str(tmp_path))
+    assert str(error.value).startswith("organamnist: ") and "\n" not in str(error.value)
 
 
 def test_missing_without_download(tmp_path, publish, no_network):
@@ -248,3 +249,27 @@ def test_folder_that_cannot_be_made(tmp_path, publish):
     (tmp_path / "file").write_text("")
     with pytest.raises(sources.DataNotFoundError, match="could not be downloaded"):
         sources.load("bloodmnist", str(tmp_path / "file" / "folder"))
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP])
+def test_file_systems_without_locks(tmp_path, publish, server, monkeypatch, number):
+    def refuse(file, operation):
+        raise OSError(number, "no locks here")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    content = server.content = _bytes(_arrays("bloodmnist"))
+    publish("bloodmnist", content, server.url)
+    (tmp_path / "bloodmnist.npz.part").write_bytes(b"of another process")
+    assert len(sources.load("bloodmnist", str(tmp_path)).train) == 57
+    assert (tmp_path / "bloodmnist.npz").read_bytes() == content
+    assert (tmp_path / "bloodmnist.npz.part").read_bytes() == b"of another process"
+
+
+def test_data_in_a_folder_that_cannot_be_written_to(tmp_path, publish, no_network, monkeypatch):
+    content = _bytes(_arrays("bloodmnist"))
+    publish("bloodmnist", content)
+    (tmp_path / "bloodmnist.npz").write_bytes(content)
+    # The superuser may write anywhere, so that the folder's mode alone would prove nothing.
+    tmp_path.chmod(0o555)
+    monkeypatch.setattr(_medmnist, "_download", lambda *_: pytest.fail("wants to write"))
+    assert len(sources.load("bloodmnist", str(tmp_path)).train) == 57

@@ -246,7 +246,7 @@ def test_download_prepares_and_reads(tmp_path, monkeypatch):
 
     class Builder:
         def download_and_prepare(self):
-            shutil.copytree(ready, target)
+            shutil.copytree(ready, target, dirs_exist_ok=True)
 
     class Tfds:
         builder_from_directory = staticmethod(real.builder_from_directory)
@@ -260,6 +260,7 @@ def test_download_prepares_and_reads(tmp_path, monkeypatch):
     monkeypatch.setattr(_tfds, "_import_tfds", lambda: Tfds)
     source = sources.load("cifar10", str(target), split="official")
     np.testing.assert_array_equal(source.test.x, splits["test"][0][0])
+    assert [path.name for path in target.iterdir()] == ["cifar10"]
 
 
 def test_real_fashion_mnist(real_data_dir, no_network):

@@ -203,6 +203,15 @@ class FederatedData:
                 result.add_array(np.asarray(part, np.int64))
         return result.hex()
 
+    def labeled_arrays(self) -> collections.OrderedDict:
+        """All labelled images of all clients, as methods that train at the server take them.
+
+        Returns:
+          OrderedDict(x=[n, ...], y=int32 [n]), in the order of the clients.
+        """
+        rows = np.concatenate([labeled for labeled, _ in self._rows.values()])
+        return collections.OrderedDict(x=self._x[rows], y=self._y[rows])
+
     def all_labeled(self) -> "FederatedData":
         """The same images with every one labelled: what an upper bound trains on.
 

@@ -1,26 +1,36 @@
 """Fetches and reads MedMNIST's published npz files."""
 
+import contextlib
 import functools
 import hashlib
 import http.client
 import importlib.util
+import math
 import os
 import pathlib
 import urllib.error
 import urllib.request
 import zipfile
 import zlib
+from collections.abc import Iterator
 
 import numpy as np
 import tqdm
 
-from tff_fedlabel.datasets._published import Published
+from tff_fedlabel.datasets import _download_lock
+from tff_fedlabel.datasets._published import Batches, Published
 from tff_fedlabel.datasets._source_errors import CorruptDataError, DataNotFoundError, reason
 
 NAMES = ("organamnist", "bloodmnist")
+IMAGE_SIZES = (28, 64, 128, 224)
+_BATCH_BYTES = 1 << 20
 _CHUNK = 1 << 18
 _ATTEMPTS = 5
 _TIMEOUT_SECONDS = 30
+_HEADERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
 _PUBLISHED_KEYS = {"train": "train", "validation": "val", "test": "test"}
 
 
@@ -38,51 +48,86 @@ def _medmnist_info() -> dict:
     return module.INFO
 
 
-def open_npz(name: str, data_dir: str | None, download: bool) -> Published:
-    """Opens one of `NAMES`; see `sources.load` for arguments and errors."""
+def open_npz(name: str, image_size: int, data_dir: str | None, download: bool) -> Published:
+    """Opens one of `NAMES` in one of `IMAGE_SIZES`; see `sources.load` for arguments and errors."""
     info = _medmnist_info()[name]
-    path = pathlib.Path(data_dir or "~/.medmnist").expanduser() / f"{name}.npz"
+    suffix = "" if image_size == IMAGE_SIZES[0] else f"_{image_size}"
+    url, md5 = info[f"url{suffix}"], info[f"MD5{suffix}"]
+    path = pathlib.Path(data_dir or "~/.medmnist").expanduser() / f"{name}{suffix}.npz"
     if not path.is_file():
-        where = f"put {path.name} from {info['url']} at {path}"
+        where = f"put {path.name} from {url} at {path}"
         if not download:
             raise DataNotFoundError(f"{name} is not on disk: {where}")
-        _download(name, info["url"], info["MD5"], path, where)
+        _download(name, url, md5, path, where)
     found = _md5(path)
-    if found != info["MD5"]:
+    if found != md5:
         raise CorruptDataError(
-            f"{name}: {path} has MD5 {found}, not {info['MD5']}; delete it and get it again"
+            f"{name}: {path} has MD5 {found}, not {md5}; delete it and get it again"
         )
-    return _open_file(name, info, path)
+    return _open_file(name, image_size, info, path)
 
 
-def _open_file(name: str, info: dict, path: pathlib.Path) -> Published:
-    splits = {}
+def _open_file(name: str, image_size: int, info: dict, path: pathlib.Path) -> Published:
     label_names = tuple(info["label"][key] for key in sorted(info["label"], key=int))
+    sizes, channels = {}, set()
+    with _damage_told(name, path), zipfile.ZipFile(path) as archive:
+        for split, key in _PUBLISHED_KEYS.items():
+            with archive.open(f"{key}_images.npy") as file:
+                shape = _image_shape(file)
+            if shape[1:3] != (image_size, image_size):
+                raise ValueError(f"images are {shape[1]} x {shape[2]}")
+            sizes[split] = shape[0]
+            channels.add(shape[3])
+        if len(channels) != 1:
+            raise ValueError(f"images have {sorted(channels)} channels")
+
+    def read(split: str) -> Batches:
+        return _read_split(name, path, _PUBLISHED_KEYS[split])
+
+    return Published(sizes, (image_size, image_size, channels.pop()), label_names, read)
+
+
+@contextlib.contextmanager
+def _damage_told(name: str, path: pathlib.Path) -> Iterator[None]:
     try:
-        with np.load(path, allow_pickle=False) as file:
-            for split, key in _PUBLISHED_KEYS.items():
-                splits[split] = _split_arrays(file[f"{key}_images"], file[f"{key}_labels"])
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+        yield
+    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error) as error:
         raise CorruptDataError(
-            f"{name}: {path} is not a MedMNIST file ({error}); delete it and get it again"
+            f"{name}: {path} is not a MedMNIST file ({reason(error)}); delete it and get it again"
         ) from error
-    shapes = {images.shape[1:] for images, _ in splits.values()}
-    if len(shapes) != 1:
-        raise CorruptDataError(f"{name}: {path} has splits of different image shapes {shapes}")
-    sizes = {split: len(labels) for split, (_, labels) in splits.items()}
-    # A split is dropped once it is handed over, so that it is not held beside its copy.
-    return Published(sizes, shapes.pop(), label_names, lambda split: iter([splits.pop(split)]))
 
 
-def _split_arrays(images: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Images as [n, h, w, c], labels as [n]; ValueError when they are something else."""
-    if images.ndim == 3:
-        images = images[..., np.newaxis]
-    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] not in (1, 3):
-        raise ValueError(f"images are {images.dtype} {images.shape}")
-    if labels.size != len(images) or not np.issubdtype(labels.dtype, np.integer):
-        raise ValueError(f"labels are {labels.dtype} {labels.shape} for {len(images)} images")
-    return images, labels.reshape(-1)
+def _read_split(name: str, path: pathlib.Path, key: str) -> Batches:
+    """Batches as they are unpacked: at 224 pixels a whole split takes gigabytes."""
+    with _damage_told(name, path), zipfile.ZipFile(path) as archive:
+        with archive.open(f"{key}_labels.npy") as file:
+            labels = np.lib.format.read_array(file, allow_pickle=False)
+        with archive.open(f"{key}_images.npy") as file:
+            number, *shape = _image_shape(file)
+            if labels.size != number or not np.issubdtype(labels.dtype, np.integer):
+                raise ValueError(f"labels are {labels.dtype} {labels.shape} for {number} images")
+            labels = labels.reshape(-1)
+            batch = max(_BATCH_BYTES // math.prod(shape), 1)
+            for start in range(0, number, batch):
+                part = labels[start : start + batch]
+                size = len(part) * math.prod(shape)
+                content = file.read(size)
+                if len(content) != size:
+                    raise ValueError(f"{key}_images ends early")
+                yield np.frombuffer(content, np.uint8).reshape(len(part), *shape), part
+
+
+def _image_shape(file) -> tuple[int, int, int, int]:
+    """Reads an npy file's header: [n, h, w, c], also where it is [n, h, w]."""
+    version = np.lib.format.read_magic(file)
+    if version not in _HEADERS:
+        raise ValueError(f"npy version {version}")
+    shape, by_column, dtype = _HEADERS[version](file)
+    if len(shape) == 3:
+        shape = (*shape, 1)
+    if dtype != np.uint8 or by_column or len(shape) != 4 or shape[-1] not in (1, 3):
+        raise ValueError(f"images are {dtype} {shape}")
+    return shape
 
 
 def _md5(path: pathlib.Path) -> str:
@@ -94,10 +139,26 @@ def _md5(path: pathlib.Path) -> str:
 
 
 def _download(name, url, md5, path: pathlib.Path, where: str) -> None:
-    """Fetches `url` to `path`: resumable, checked, and in place only when whole."""
-    part = path.with_name(path.name + ".part")
+    """Fetches `url` to `path`, unless another process does so meanwhile."""
+    lock = path.with_name(path.name + ".lock")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        with _download_lock.one_at_a_time(lock, name) as alone:
+            # Without a lock each process has a file of its own, which the next cannot continue.
+            own = ".part" if alone else f".{os.getpid()}.part"
+            if not path.is_file():
+                _fetch_whole(name, url, md5, path, path.with_name(path.name + own), where)
+    except OSError as error:
+        if isinstance(error, DataNotFoundError):
+            raise
+        raise DataNotFoundError(
+            f"{name} could not be downloaded ({reason(error)}): {where}"
+        ) from error
+
+
+def _fetch_whole(name, url, md5, path: pathlib.Path, part: pathlib.Path, where: str) -> None:
+    """Fetches `url` to `path` by way of `part`: resumable, checked, in place only when whole."""
+    try:
         resumed = _size(part) > 0
         _fetch(name, url, part)
         if resumed and _md5(part) != md5:

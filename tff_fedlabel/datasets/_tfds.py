@@ -11,6 +11,7 @@ import urllib.request
 
 import numpy as np
 
+from tff_fedlabel.datasets import _download_lock
 from tff_fedlabel.datasets._published import Batches, Published
 from tff_fedlabel.datasets._source_errors import CorruptDataError, DataNotFoundError, reason
 
@@ -25,6 +26,7 @@ class _Dataset:
       builder: its name there, which is also its folder under `data_dir`.
       version: the version the pinned release prepares; only named to the user.
       num_classes: number of classes.
+      image_size: height and width of the images.
       url: where it is downloaded from; asked first so that a missing network is told at once
         instead of after minutes of retries.
       label_names: names for entries whose prepared form may lack them.
@@ -34,6 +36,7 @@ class _Dataset:
     builder: str
     version: str
     num_classes: int
+    image_size: int
     url: str
     label_names: tuple[str, ...] | None = None
     transposed: bool = False
@@ -44,6 +47,7 @@ DATASETS = {
         "emnist/byclass",
         "3.1.0",
         62,
+        28,
         "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",
         tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase),
         transposed=True,
@@ -52,16 +56,18 @@ DATASETS = {
         "cifar10",
         "3.0.2",
         10,
+        32,
         "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
         tuple("airplane automobile bird cat deer dog frog horse ship truck".split()),
     ),
     "cifar100": _Dataset(
-        "cifar100", "3.0.2", 100, "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz"
+        "cifar100", "3.0.2", 100, 32, "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz"
     ),
     "fashion_mnist": _Dataset(
         "fashion_mnist",
         "3.0.1",
         10,
+        28,
         "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/train-labels-idx1-ubyte.gz",
     ),
 }
@@ -104,11 +110,16 @@ def _where_to_put(name, dataset, root, what) -> str:
 
 
 def _download(name, dataset, root) -> None:
+    """Has tensorflow-datasets prepare it, unless another process does so meanwhile."""
+    lock = root / f"{dataset.builder.replace('/', '_')}.lock"
     try:
         _probe(dataset.url)
-        tfds = _import_tfds()
-        builder = tfds.builder(dataset.builder, data_dir=str(root), try_gcs=False)
-        builder.download_and_prepare()
+        root.mkdir(parents=True, exist_ok=True)
+        with _download_lock.one_at_a_time(lock, name):
+            if _find_folder(root, dataset) is None:
+                tfds = _import_tfds()
+                builder = tfds.builder(dataset.builder, data_dir=str(root), try_gcs=False)
+                builder.download_and_prepare()
     except Exception as error:  # tensorflow-datasets lets whatever its downloader raises through.
         message = _where_to_put(name, dataset, root, f"could not be downloaded ({reason(error)})")
         raise DataNotFoundError(message) from error
