@@ -7,7 +7,7 @@ import sys
 
 from absl import flags
 
-from tff_fedlabel import cli
+from tff_fedlabel import command_line
 
 FLAGS = flags.FLAGS
 
@@ -15,10 +15,11 @@ FLAGS = flags.FLAGS
 def define_flags() -> None:
     flags.DEFINE_string("dataset", "digits", "one of the data sets of tff_fedlabel.datasets")
     flags.DEFINE_string("data_dir", None, "where the data lies, or is downloaded to")
+    flags.DEFINE_integer("image_size", None, "height and width in pixels; MedMNIST has several")
     flags.DEFINE_string("split", "pooled", "pooled (80/5/15) or official")
     flags.DEFINE_integer("num_clients", 20, "number of clients")
     flags.DEFINE_float("alpha", 1.0, "Dirichlet concentration; inf is IID")
-    flags.DEFINE_string("scheme", "client", "client (class mixtures) or class (shares)")
+    flags.DEFINE_string("scheme", "client", "client, class or client_symmetric; see partition.py")
     flags.DEFINE_float("labeled_fraction", 0.2, "share of labelled images")
     flags.DEFINE_integer("seed", 0, "seed of splits, partition and labels")
     flags.DEFINE_integer("clients_shown", 12, "clients whose shares are drawn")
@@ -29,8 +30,10 @@ def define_flags() -> None:
 def show() -> int:
     from tff_fedlabel.datasets import partition, sources
 
-    with cli.wrong_values_are_usage():
-        source = sources.load(FLAGS.dataset, FLAGS.data_dir, FLAGS.split, FLAGS.seed)
+    with command_line.wrong_values_are_usage():
+        source = sources.load(
+            FLAGS.dataset, FLAGS.data_dir, FLAGS.split, FLAGS.seed, image_size=FLAGS.image_size
+        )
         parts = partition.partition(
             source.train.y, FLAGS.num_clients, FLAGS.alpha, scheme=FLAGS.scheme, seed=FLAGS.seed
         )
@@ -57,4 +60,4 @@ def show() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(cli.run_command(sys.argv, define_flags, show))
+    sys.exit(command_line.run_command(sys.argv, define_flags, show))

@@ -10,7 +10,7 @@ def _labels(n=6000, classes=10, seed=3):
     return np.random.default_rng(seed).integers(0, classes, n)
 
 
-@pytest.mark.parametrize("scheme", ["client", "class"])
+@pytest.mark.parametrize("scheme", partition_lib.SCHEMES)
 @pytest.mark.parametrize("alpha", ALPHAS)
 def test_no_image_is_used_twice(alpha, scheme):
     labels = _labels()
@@ -24,14 +24,15 @@ def test_no_image_is_used_twice(alpha, scheme):
 
 
 @pytest.mark.parametrize("alpha", ALPHAS)
-def test_client_scheme_gives_equal_sizes_and_leaves_the_remainder(alpha):
-    parts = partition_lib.partition(_labels(n=1439), 20, alpha)
-    assert [len(part) for part in parts] == [71] * 20
+def test_client_schemes_give_equal_sizes_and_leave_the_remainder(alpha):
+    for scheme in ("client", "client_symmetric"):
+        parts = partition_lib.partition(_labels(n=1439), 20, alpha, scheme=scheme)
+        assert [len(part) for part in parts] == [71] * 20
 
 
 def test_same_seed_same_parts_other_seed_other_parts():
     labels = _labels()
-    for scheme in ("client", "class"):
+    for scheme in partition_lib.SCHEMES:
         first, again, other = (
             partition_lib.partition(labels, 10, 0.5, scheme=scheme, seed=seed) for seed in (0, 0, 1)
         )
@@ -41,7 +42,7 @@ def test_same_seed_same_parts_other_seed_other_parts():
 
 def test_skew_falls_with_alpha():
     labels = _labels(n=20000)
-    for scheme in ("client", "class"):
+    for scheme in partition_lib.SCHEMES:
         spread = []
         for alpha in (0.01, 1.0, 100.0, float("inf")):
             parts = partition_lib.partition(labels, 20, alpha, scheme=scheme)
@@ -49,7 +50,9 @@ def test_skew_falls_with_alpha():
             class_shares = counts / counts.sum(axis=0, keepdims=True)
             spread.append(np.square(class_shares).sum(axis=0).mean())
         assert spread[0] > spread[1] > spread[2] > 0.99 * spread[3]
-        assert spread[3] == pytest.approx(1 / 20, rel=0.02)
+        # Drawn one by one, the mixtures' numbers of a class vary as a multinomial's do.
+        slack = 0.05 if scheme == "client_symmetric" else 0.02
+        assert spread[3] == pytest.approx(1 / 20, rel=slack)
 
 
 def test_first_client_is_dirichlet_multinomial():
@@ -67,6 +70,51 @@ def test_first_client_is_dirichlet_multinomial():
     variance = m * p * (1 - p) * (m + total) / (1 + total)
     assert counts.mean() == pytest.approx(m * p, abs=4 * np.sqrt(variance / 3000))
     assert counts.var() == pytest.approx(variance, rel=0.1)
+
+
+def _first_clients(labels, alpha, scheme, trials, clients=20):
+    """Class counts of the first client, whom nothing runs out for: [trials, classes]."""
+    parts = (
+        partition_lib.partition(labels, clients, alpha, scheme=scheme, seed=seed)[0]
+        for seed in range(trials)
+    )
+    return np.stack([np.bincount(labels[part], minlength=labels.max() + 1) for part in parts])
+
+
+@pytest.mark.parametrize(
+    ("scheme", "concentration"),
+    [
+        # Dir(alpha) over the three classes that occur; Dir(alpha N p) with p = 1/6, 1/3, 1/2.
+        ("client_symmetric", [0.8, 0.0, 0.8, 0.8]),
+        ("client", [0.4, 0.0, 0.8, 1.2]),
+    ],
+)
+def test_mixtures_of_unbalanced_classes(scheme, concentration):
+    labels = np.repeat([0, 2, 3], [400, 800, 1200])
+    trials, m = 3000, 24 * 5
+    counts = _first_clients(labels, 0.8, scheme, trials)
+    a = np.array(concentration)
+    total = a.sum()
+    mean = a / total
+    # A multinomial of m images from a Dirichlet mixture: the Dirichlet's own moments
+    # mean_i (d_ij - mean_j) / (total + 1), widened by the drawing of m.
+    widened = m * (m + total) / (total + 1)
+    covariance = widened * (np.diag(mean) - np.outer(mean, mean))
+    assert (counts.sum(axis=1) == m).all() and (counts[:, 1] == 0).all()
+    error = np.sqrt(np.diag(covariance) / trials)
+    assert (np.abs(counts.mean(axis=0) - m * mean) <= 4.5 * error).all()
+    np.testing.assert_allclose(np.cov(counts.T, bias=True), covariance, atol=0.1 * covariance.max())
+    np.testing.assert_allclose(counts.var(axis=0), np.diag(covariance), rtol=0.1)
+
+
+def test_symmetric_without_skew_is_even_until_a_class_ends():
+    labels = np.repeat([0, 1], [100, 1100])
+    counts = partition_lib.class_counts(
+        partition_lib.partition(labels, 12, float("inf"), scheme="client_symmetric"), labels
+    )
+    # The first has half of each: mean 50, standard deviation 5. Then class 0 ends.
+    assert 25 <= counts[0, 0] <= 75 and counts[3:].tolist() == [[0, 100]] * 9
+    assert counts[:, 0].sum() == 100
 
 
 def _one_by_one(labels, num_clients, alpha, rng):
@@ -136,14 +184,14 @@ def test_iid_client_scheme_mixes_classes_evenly():
 
 def test_class_numbers_that_do_not_occur():
     labels = np.repeat([2, 5], 50)
-    for scheme in ("client", "class"):
+    for scheme in partition_lib.SCHEMES:
         parts = partition_lib.partition(labels, 4, 0.1, scheme=scheme)
         assert sum(map(len, parts)) == 100
 
 
 def test_eight_hundred_thousand_images_and_a_thousand_clients():
     labels = _labels(n=800_000, classes=62)
-    for scheme in ("client", "class"):
+    for scheme in partition_lib.SCHEMES:
         parts = partition_lib.partition(labels, 1000, 0.01, scheme=scheme)
         assert len(np.unique(np.concatenate(parts))) == 800_000
 
@@ -158,7 +206,10 @@ def test_eight_hundred_thousand_images_and_a_thousand_clients():
         ({"alpha": -1.0}, "alpha"),
         ({"alpha": float("nan")}, "alpha"),
         ({"alpha": "1"}, "alpha"),
-        ({"scheme": "dirichlet"}, "scheme"),
+        ({"scheme": None}, "scheme"),
+        ({"seed": 2**31}, "seed"),
+        ({"seed": 1.0}, "seed"),
+        ({"alpha": True}, "alpha"),
         ({"seed": -1}, "seed"),
         ({"labels": np.zeros(10)}, "labels"),
         ({"labels": np.full(10, -1)}, "labels"),
@@ -171,6 +222,22 @@ def test_partition_refuses(change, named):
     with pytest.raises(ValueError, match=rf"^{named} must") as error:
         partition_lib.partition(**arguments)
     assert "\n" not in str(error.value)
+
+
+def test_schemes_have_names():
+    with pytest.raises(ValueError, match=r"scheme 'clients' is unknown \(did you mean client\?\)"):
+        partition_lib.partition(np.zeros(10, int), 2, 1.0, scheme="clients")
+
+
+def test_numpy_numbers_are_numbers():
+    labels = _labels(n=600)
+    expected = partition_lib.partition(labels, 6, 2, seed=3)
+    for alpha in (2.0, np.int8(2), np.float32(2)):
+        found = partition_lib.partition(labels, np.uint8(6), alpha, seed=np.int64(3))
+        assert all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
+    first = partition_lib.split_labeled(expected[0], np.float64(0.25), np.int32(1), np.int32(2))
+    again = partition_lib.split_labeled(expected[0], 0.25, 1, 2)
+    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -218,4 +285,7 @@ def test_describe():
         "without any 1; classes per client: least 0, median 1, most 2"
     )
     assert partition_lib.client_sizes(parts).tolist() == [3, 1, 0]
+    assert partition_lib.class_counts(parts, labels, np.int64(4)).shape == (3, 4)
+    with pytest.raises(ValueError, match="^num_classes must"):
+        partition_lib.class_counts(parts, labels, 2)
     assert partition_lib.class_counts(parts, labels).tolist() == [[2, 1, 0], [0, 0, 1], [0, 0, 0]]

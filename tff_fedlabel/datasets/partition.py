@@ -9,7 +9,16 @@ import math
 
 import numpy as np
 
-SCHEMES = ("client", "class")
+from tff_fedlabel._validation import (
+    WrongTypeError,
+    check_int,
+    check_name,
+    check_number,
+    check_number_or_infinity,
+    check_seed,
+)
+
+SCHEMES = ("client", "class", "client_symmetric")
 
 
 def partition(
@@ -26,10 +35,19 @@ def partition(
     federated visual classification", as the paper's section on data partitioning cites): client k
     draws a class mixture q_k ~ Dir(alpha N p), N the number of classes and p their frequencies in
     `labels`, and takes its images one by one from it without replacement; a class that is used up
-    drops out and the mixture is renormalised over the others. With balanced classes that is the
-    symmetric Dir(alpha); the frequencies make alpha -> infinity IID for unbalanced ones too. (Hsu
-    et al. write Dir(alpha p): their alpha is N times this one.) Every client has
-    floor(n / num_clients) images, and the fewer than `num_clients` images left over are unused.
+    drops out and the mixture is renormalised over the others. The frequencies make
+    alpha -> infinity IID for unbalanced classes too. (Hsu et al. write Dir(alpha p): their alpha is
+    N times this one.) Every client has floor(n / num_clients) images, and the fewer than
+    `num_clients` images left over are unused.
+
+    With balanced classes that is the symmetric Dir(alpha). With others it is not: a class of half
+    the mean frequency has the concentration alpha / 2, so that rare classes (the letters of EMNIST,
+    which has more of each digit) are more skewed than alpha says, and frequent ones less.
+
+    "client_symmetric": the same with q_k ~ Dir(alpha), each class's concentration alpha whatever
+    its frequency. Mixtures are then even over the classes in the mean, so with unbalanced classes
+    the first clients use up the rare ones, the last have what is left, and alpha -> infinity is
+    not IID.
 
     "class": the images of each class are divided by client shares drawn from a symmetric
     Dir(alpha). All images are used; sizes vary, and a client may have few images or none.
@@ -37,36 +55,36 @@ def partition(
     Args:
       labels: integer [n], each >= 0.
       num_clients: number of clients, >= 1.
-      alpha: concentration, > 0; small is skewed, `float("inf")` is IID. In "client" it is the
-        mean concentration of a class, in "class" that of each client.
-      scheme: "client" or "class".
-      seed: >= 0.
+      alpha: concentration, > 0; small is skewed, `float("inf")` has no skew (but see
+        "client_symmetric"). In "client" it is the mean concentration of a class, in
+        "client_symmetric" that of each class, in "class" that of each client.
+      scheme: one of `SCHEMES`.
+      seed: in [0, 2**31).
 
     Returns:
       One ascending int64 array of row numbers for each client. No row occurs twice.
 
     Raises:
-      ValueError: naming the argument that is out of range.
+      ValueError: naming the argument that is out of range. `WrongTypeError`, which is a ValueError
+        too, where a type is wrong.
     """
     labels = _check_labels(labels)
-    _check_int("num_clients", num_clients, 1)
-    _check_int("seed", seed, 0)
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float | np.number) or not alpha > 0:
-        raise ValueError(f"alpha must be a number > 0 (infinity is IID), got {alpha!r}")
-    if scheme not in SCHEMES:
-        raise ValueError(f"scheme must be 'client' or 'class', got {scheme!r}")
-    rng = np.random.default_rng(np.random.SeedSequence((int(seed), 0xD1)))
+    num_clients = check_int("num_clients", num_clients)
+    seed = check_seed(seed)
+    alpha = _check_alpha(alpha)
+    check_name("scheme", scheme, SCHEMES)
+    rng = np.random.default_rng(np.random.SeedSequence((seed, 0xD1)))
     if scheme == "class":
-        return _by_class(labels, num_clients, float(alpha), rng)
+        return _by_class(labels, num_clients, alpha, rng)
     if len(labels) < num_clients:
         raise ValueError(
             f"num_clients must be at most the number of images ({len(labels)}), got {num_clients}"
         )
     size = len(labels) // num_clients
-    if math.isinf(alpha):
+    if math.isinf(alpha) and scheme == "client":
         rows = rng.permutation(len(labels))[: size * num_clients].reshape(num_clients, size)
         return list(np.sort(rows, axis=1))
-    return _by_client(labels, num_clients, size, float(alpha), rng)
+    return _by_client(labels, num_clients, size, alpha, scheme == "client", rng)
 
 
 def split_labeled(
@@ -77,7 +95,7 @@ def split_labeled(
     Args:
       indices: integer [n], the client's row numbers.
       labeled_fraction: in (0, 1].
-      seed: >= 0.
+      seed: in [0, 2**31).
       client: the client's number, >= 0; each client has its own draw.
 
     Returns:
@@ -85,19 +103,20 @@ def split_labeled(
       halves up, are labelled, and at least one where n > 0.
 
     Raises:
-      ValueError: naming the argument that is out of range.
+      ValueError: naming the argument that is out of range. `WrongTypeError`, which is a ValueError
+        too, where a type is wrong.
     """
     indices = np.asarray(indices)
     if indices.ndim != 1:
-        raise ValueError(f"indices must have shape [n], got {list(indices.shape)}")
-    check_labeled_fraction(labeled_fraction)
-    _check_int("seed", seed, 0)
-    _check_int("client", client, 0)
+        raise WrongTypeError(f"indices must have shape [n], got {list(indices.shape)}")
+    labeled_fraction = check_labeled_fraction(labeled_fraction)
+    seed = check_seed(seed)
+    client = check_int("client", client, 0)
     # Decimal, since 0.29 * 50 is 14.499999999999998 in floating point.
     exact = decimal.Decimal(repr(float(labeled_fraction))) * len(indices)
     count = int(exact.to_integral_value(rounding=decimal.ROUND_HALF_UP))
     count = min(max(count, 1), len(indices))
-    rng = np.random.default_rng(np.random.SeedSequence((int(seed), 0x1AB, int(client))))
+    rng = np.random.default_rng(np.random.SeedSequence((seed, 0x1AB, client)))
     chosen = np.zeros(len(indices), bool)
     chosen[rng.permutation(len(indices))[:count]] = True
     return indices[chosen], indices[~chosen]
@@ -113,7 +132,8 @@ def class_counts(
 ) -> np.ndarray:
     """Images by client and class: int64 [clients, num_classes]."""
     labels = _check_labels(labels)
-    num_classes = num_classes or int(labels.max(initial=-1)) + 1
+    least = int(labels.max()) + 1
+    num_classes = least if num_classes is None else check_int("num_classes", num_classes, least)
     counts = [np.bincount(labels[part], minlength=num_classes) for part in parts]
     return np.stack(counts) if counts else np.zeros((0, num_classes), np.int64)
 
@@ -130,17 +150,17 @@ def describe(parts: list[np.ndarray], labels: np.ndarray) -> str:
     )
 
 
-def check_labeled_fraction(labeled_fraction: float) -> None:
-    """Raises ValueError when `labeled_fraction` is not a number in (0, 1]."""
-    number = isinstance(labeled_fraction, int | float | np.number)
-    if isinstance(labeled_fraction, bool) or not number or not 0 < labeled_fraction <= 1:
-        raise ValueError(f"labeled_fraction must be in (0, 1], got {labeled_fraction!r}")
+def check_labeled_fraction(labeled_fraction: float) -> float:
+    """Returns a number in (0, 1]; ValueError where it is none."""
+    return check_number("labeled_fraction", labeled_fraction, 0.0, 1.0, open_low=True)
 
 
-def _by_client(labels, num_clients, size, alpha, rng) -> list[np.ndarray]:
+def _by_client(labels, num_clients, size, alpha, by_frequency, rng) -> list[np.ndarray]:
     available = np.bincount(labels)
-    num_classes = np.count_nonzero(available)
-    concentration = alpha * num_classes * available / len(labels)
+    if by_frequency:
+        concentration = alpha * np.count_nonzero(available) * available / len(labels)
+    else:
+        concentration = np.where(available > 0, alpha, 0.0)
     log_mixtures = _log_dirichlet(rng, concentration, num_clients)
     counts = np.zeros((num_clients, len(available)), np.int64)
     for client in range(num_clients):
@@ -196,6 +216,8 @@ def _log_dirichlet(rng, concentration, number) -> np.ndarray:
     zero, all at once in the worst case, and their order would be lost.
     """
     shape = (number, len(concentration))
+    if np.isinf(concentration).any():  # All that have images have the same share.
+        return np.where(concentration > 0, np.zeros(shape), -np.inf)
     with np.errstate(divide="ignore", invalid="ignore"):
         # 1 - U is in (0, 1]. A class without images has concentration 0 and log share -inf.
         scaled = np.log1p(-rng.random(shape)) / concentration
@@ -211,7 +233,9 @@ def _normalise(logs) -> np.ndarray:
 def _check_labels(labels) -> np.ndarray:
     labels = np.asarray(labels)
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
-        raise ValueError(f"labels must be integers [n], got {labels.dtype} {list(labels.shape)}")
+        raise WrongTypeError(
+            f"labels must be integers [n], got {labels.dtype} {list(labels.shape)}"
+        )
     if len(labels) and labels.min() < 0:
         raise ValueError(f"labels must be >= 0, got {labels.min()}")
     if not len(labels):
@@ -219,6 +243,8 @@ def _check_labels(labels) -> np.ndarray:
     return labels.astype(np.int64)
 
 
-def _check_int(name, value, least) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise ValueError(f"{name} must be an integer >= {least}, got {value!r}")
+def _check_alpha(alpha) -> float:
+    alpha = check_number_or_infinity("alpha", alpha)
+    if alpha == 0:
+        raise ValueError(f"alpha must be a number above 0 or infinity, got {alpha!r}.")
+    return float(alpha)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tff_fedlabel._validation import check_int
+
 if TYPE_CHECKING:
     from tff_fedlabel.datasets.federated import FederatedData
 
@@ -42,8 +44,7 @@ def plot_partition(
     Raises:
       ValueError: hidden labels are not known, or `clients_shown` < 1.
     """
-    if clients_shown < 1:
-        raise ValueError(f"clients_shown must be at least 1, got {clients_shown}")
+    clients_shown = check_int("clients_shown", clients_shown)
     # Without pyplot: no window, no global state, and the caller's own figures are left alone.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
