@@ -39,7 +39,7 @@ def build(name):
     method, augment, model = METHODS[name]
     configs = {
         "fedlabel": tff_fedlabel.FedLabelConfig(strong_augment=augment),
-        "fedprox": algorithms.CONFIGS["fedprox"](proximal_strength=0.3),
+        "fedprox": algorithms.FedProxConfig(proximal_strength=0.3),
     }
     return algorithms.ALGORITHMS[method](
         models.functional_model(models.build_keras(model, SHAPE, 4, width=4), input_shape=SHAPE),

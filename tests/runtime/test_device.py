@@ -17,7 +17,7 @@ import tensorflow_federated as tff
 import tff_fedlabel
 from tff_fedlabel import algorithms, augmentation, models, runtime
 from tff_fedlabel.datasets import federated
-from tff_fedlabel.runtime import _private_tensorflow, device
+from tff_fedlabel.runtime import _private_tensorflow, _rounds, device
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), os.pardir, "algorithms"))
 from linear_model import build_model, initial_weights, random_client, to_tff
@@ -69,7 +69,7 @@ def clients():
 def build_ours(name):
     configs = {
         "fedlabel": tff_fedlabel.FedLabelConfig(strong_augment=None),
-        "fedprox": algorithms.CONFIGS["fedprox"](proximal_strength=0.3),
+        "fedprox": algorithms.FedProxConfig(proximal_strength=0.3),
     }
     return algorithms.ALGORITHMS[name](
         build_model(initial_weights()), SGD, *([configs[name]] if name in configs else [])
@@ -259,7 +259,7 @@ def test_runs_repeat_themselves_bit_for_bit_however_many_at_once(clients):
 
 def test_clients_in_flight_are_bounded(monkeypatch):
     running, most, lock = [0], [0], threading.Lock()
-    work = device.DeviceRuntime._work
+    work = _rounds.Rounds._work
 
     def watched(self, *arguments):
         with lock:
@@ -272,7 +272,7 @@ def test_clients_in_flight_are_bounded(monkeypatch):
             with lock:
                 running[0] -= 1
 
-    monkeypatch.setattr(device.DeviceRuntime, "_work", watched)
+    monkeypatch.setattr(_rounds.Rounds, "_work", watched)
 
     @tff.federated_computation(tff.FederatedType(np.int64, tff.CLIENTS))
     def add_all(numbers):
@@ -745,7 +745,7 @@ with runtime.device.start() as backend:
     devices = {{o.device for o in operations if "MatMul" in o.op}}
     assert devices == {{"CPU:0", "CPU:1"}}, operations
 with runtime.device.start(deterministic=True) as backend:
-    backend.devices, backend._on_gpu = backend.devices[1:], True
+    backend._rounds.devices, backend._on_gpu = backend.devices[1:], True
     (after, _), operations = count(lambda: test_device.rounds(backend, process, clients, 2))
     refused = "SparseSoftmaxCrossEntropyWithLogits"
     assert {{o.device for o in operations if o.op == refused}} == {{"CPU:0"}}, operations

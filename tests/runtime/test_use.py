@@ -3,7 +3,7 @@
 import pytest
 
 from tff_fedlabel import runtime
-from tff_fedlabel.runtime._errors import readable
+from tff_fedlabel.runtime._runtime_errors import readable
 
 
 @pytest.mark.parametrize(

@@ -13,20 +13,19 @@ import contextlib
 import dataclasses
 import difflib
 import importlib
-import inspect
 from collections.abc import Iterator
 from typing import Any
 
 import tensorflow_federated as tff
 
-from tff_fedlabel.runtime._checks import check_flag
-from tff_fedlabel.runtime._errors import (
+from tff_fedlabel.runtime import _option_checks
+from tff_fedlabel.runtime._program import FederatedContext
+from tff_fedlabel.runtime._runtime_errors import (
     ComputationError,
     DeviceError,
     UnsupportedComputationError,
     WorkerError,
 )
-from tff_fedlabel.runtime._program import FederatedContext
 
 __all__ = [
     "RUNTIMES",
@@ -39,9 +38,9 @@ __all__ = [
     "use",
 ]
 
-# name -> module. A module has `start(**options)`, a context manager that yields an object with
-# `context`, `async_context`, `processes` and `check()`, as `Runtime` describes them, and
-# `validate(**options)`, which raises ValueError on a bad option without starting anything.
+# name -> module. A module has `Options`, a dataclass that raises ValueError on a bad one, and
+# `start(**options)`, a context manager that yields an object with `context`, `async_context`,
+# `processes` and `check()`, as `Runtime` describes them.
 RUNTIMES = {
     "local": "tff_fedlabel.runtime.local",
     "workers": "tff_fedlabel.runtime.workers",
@@ -65,17 +64,31 @@ class Runtime:
       context: The `tff.framework.SyncContext`.
       async_context: The `tff.framework.AsyncContext` on the same workers.
       backend: The runtime's own object, for what only that runtime has.
+      asynchronous: Whether `use` was asked for the context of `tff.program` code.
     """
 
     name: str
     context: tff.framework.SyncContext
     async_context: tff.framework.AsyncContext
     backend: Any
+    asynchronous: bool = False
 
     @property
     def processes(self) -> tuple[int, ...]:
         """The ids of the processes that compute; they are gone when the `with` block is left."""
         return self.backend.processes
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[Runtime]:
+        """Makes the runtime TFF's context in the thread that enters this `with` block.
+
+        For threads that are started inside the block of `use`: TFF keeps a context for each thread,
+        and a new one has none. The block of `use` must outlast them.
+        """
+        context = self.federated_context() if self.asynchronous else self.context
+        # `install` rather than `set_default_context`: it is the one that can be undone.
+        with tff.framework.get_context_stack().install(context):
+            yield self
 
     def federated_context(self) -> tff.program.NativeFederatedContext:
         """A new context for `tff.program` code, such as `tff.learning.programs.train_model`."""
@@ -102,7 +115,16 @@ def use(
 
     The context belongs to the thread that enters the block, as every TFF context does. The context
     that was there before is back when the block is left, however it is left. Blocks may follow
-    each other, nest, and be open in several threads.
+    each other, nest, and be open in several threads. A thread that is started inside a block
+    enters the same runtime by itself:
+
+    >>> with runtime.use("device") as running:
+    ...     def work():
+    ...         with running.installed():
+    ...             process.next(state, client_data)
+    ...     thread = threading.Thread(target=work)
+    ...     thread.start()
+    ...     thread.join()
 
     Args:
       name: `"device"`: the TensorFlow of this process, GPUs included, see `runtime.device.start`;
@@ -111,7 +133,7 @@ def use(
       asynchronous: `True` installs a `tff.program.NativeFederatedContext`, which code written for
         `tff.program` needs; calls then return awaitable references and need a running event loop.
         `False` installs a synchronous context: a call returns its value.
-      **options: The runtime's own options: the keyword arguments of its module's `start`.
+      **options: The runtime's own options: see its module's `Options`.
 
     Returns:
       A context manager that yields a `Runtime`. Nothing is started before it is entered.
@@ -127,26 +149,24 @@ def use(
         raise ValueError(
             f"no runtime {name!r}{_nearest(name, RUNTIMES)}; there is: {', '.join(RUNTIMES)}"
         )
-    check_flag("asynchronous", asynchronous)
+    asynchronous = _option_checks.flag("asynchronous", asynchronous)
     module = importlib.import_module(RUNTIMES[name])
-    known = inspect.signature(module.start).parameters
+    known = module.Options.names()
     for option in options:
         if option not in known:
             raise ValueError(
                 f"runtime {name!r} has no option {option!r}{_nearest(option, known)}; "
                 f"there is: asynchronous, {', '.join(known)}"
             )
-    module.validate(**options)
+    module.Options(**options)
     return _installed(name, module, asynchronous, options)
 
 
 @contextlib.contextmanager
 def _installed(name, module, asynchronous, options) -> Iterator[Runtime]:
     with module.start(**options) as backend:
-        runtime = Runtime(name, backend.context, backend.async_context, backend)
-        context = runtime.federated_context() if asynchronous else runtime.context
-        # `install` rather than `set_default_context`: it is the one that can be undone.
-        with tff.framework.get_context_stack().install(context):
+        runtime = Runtime(name, backend.context, backend.async_context, backend, asynchronous)
+        with runtime.installed():
             yield runtime
 
 

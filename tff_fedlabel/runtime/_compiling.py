@@ -8,13 +8,14 @@ sends, `work` is all that one client does, `zero`, `accumulate` and `report` sum
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_fedlabel.runtime._errors import UnsupportedComputationError
-from tff_fedlabel.runtime._graphs import Graph, num_leaves
-from tff_fedlabel.runtime._types import has_clients, is_at, is_client_list
+from tff_fedlabel.runtime._graphs import Graph
+from tff_fedlabel.runtime._runtime_errors import UnsupportedComputationError
+from tff_fedlabel.runtime._tff_types import clients_of, has_clients, is_at, is_client_list, leaves
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +37,7 @@ class RoundPlan:
     Attributes:
       server_type: S, without placement.
       client_type: D, without placement.
-      split: Takes the argument apart: argument -> (value of S, list of values of D).
+      split: Takes the argument apart: argument -> (value of S, sequence of values of D).
       skip: How many tensors of `update`'s results come before the computation's own.
     """
 
@@ -137,7 +138,7 @@ def _compile_round(comp) -> RoundPlan:
     split, skip = _take_apart_round, 0
     if not _is_round(comp.type_signature):
         comp, split = _as_round(comp)
-        skip = num_leaves(comp.type_signature.parameter[0].member)
+        skip = len(leaves(comp.type_signature.parameter[0].member))
     form = tff.backends.mapreduce.get_map_reduce_form_for_computation(comp, _graph_options())
 
     def graph(computation):
@@ -176,13 +177,22 @@ def _is_round(type_spec) -> bool:
 
 def _take_apart_round(argument):
     (_, server), (_, clients) = tff.structure.to_elements(tff.structure.from_container(argument))
-    return server, _client_list(clients)
+    return server, clients_of(clients)
 
 
-def _client_list(values) -> list:
-    if not isinstance(values, list | tuple):
-        raise TypeError(f"the values of the clients must be a list, got {type(values).__name__}")
-    return list(values)
+class _Columns(Sequence):
+    """Clients whose data comes in several arguments; nothing is asked for before its client is."""
+
+    def __init__(self, columns: list[Sequence]):
+        if len({len(column) for column in columns}) > 1:
+            raise TypeError("the arguments at the clients name different numbers of clients")
+        self._columns = columns
+
+    def __len__(self):
+        return len(self._columns[0])
+
+    def __getitem__(self, client):
+        return [column[client] for column in self._columns]
 
 
 def _as_round(comp):
@@ -248,10 +258,8 @@ def _as_round(comp):
             values = [value for _, value in tff.structure.iter_elements(container)]
         else:
             values = [argument]
-        columns = [_client_list(values[i]) for i in at[tff.CLIENTS]]
-        if len({len(column) for column in columns}) > 1:
-            raise TypeError("the arguments at the clients name different numbers of clients")
-        return [values[i] for i in at[tff.SERVER]], list(zip(*columns, strict=True))
+        columns = [clients_of(values[i]) for i in at[tff.CLIENTS]]
+        return [values[i] for i in at[tff.SERVER]], _Columns(columns)
 
     return as_round, split
 

@@ -37,7 +37,7 @@ from collections.abc import Iterator
 
 import psutil
 
-from tff_fedlabel.runtime._errors import WorkerError
+from tff_fedlabel.runtime._runtime_errors import WorkerError
 
 LOOPBACK = ("127.0.0.1", "::1")
 _SO_ATTACH_FILTER = 26

@@ -18,7 +18,9 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_fedlabel.runtime import _kept_tensors
 from tff_fedlabel.runtime._private_tensorflow import Call
+from tff_fedlabel.runtime._tff_types import map_leaves
 
 # Operations that keep what they made in TensorFlow's resource manager, found there by name.
 _RESOURCES = frozenset(
@@ -170,38 +172,43 @@ def flatten(value, type_spec: tff.Type, to_dataset) -> list[tf.Tensor]:
     Args:
       value: A structure that fits `type_spec`: numbers, arrays, tensors, datasets, lists of the
         elements of a dataset.
-      type_spec: Its TFF type, without placement.
+      type_spec: Its TFF type; what is placed in it has one value.
       to_dataset: `(value, tff.SequenceType) -> variant tensor`.
 
     Raises:
       TypeError: The value does not fit.
     """
-    if isinstance(type_spec, tff.TensorType):
-        return [_to_tensor(value, type_spec)]
-    if isinstance(type_spec, tff.SequenceType):
-        return [to_dataset(value, type_spec)]
-    if not isinstance(type_spec, tff.StructType):
-        raise TypeError(f"an argument of type {type_spec} cannot be used in this runtime")
-    elements = tff.structure.to_elements(tff.structure.from_container(value))
-    types = tff.structure.to_elements(type_spec)
-    if len(elements) != len(types):
-        raise TypeError(f"a structure of {len(elements)} elements is no {type_spec}")
     tensors = []
-    for (name, element), (type_name, element_type) in zip(elements, types, strict=True):
-        if name not in (None, type_name):
-            raise TypeError(f"an element is named {name!r} where {type_spec} has {type_name!r}")
-        tensors += flatten(element, element_type, to_dataset)
+
+    def visit(leaf, part):
+        if isinstance(leaf, tff.FederatedType):
+            map_leaves(visit, leaf.member, part)
+        elif isinstance(leaf, tff.TensorType):
+            tensors.append(_to_tensor(part, leaf))
+        elif isinstance(leaf, tff.SequenceType):
+            tensors.append(to_dataset(part, leaf))
+        else:
+            raise TypeError(f"an argument of type {leaf} cannot be used in this runtime")
+
+    map_leaves(visit, type_spec, value)
     return tensors
 
 
 def _to_tensor(value, type_spec: tff.TensorType) -> tf.Tensor:
     dtype = tf.as_dtype(type_spec.dtype.type)
+    kept = _kept_tensors.tensor_of(value)
+    if kept is not None and kept.dtype == dtype:
+        return _of_shape(kept, type_spec)
     try:
         if not isinstance(value, tf.Tensor):
             value = _converted(value, np.dtype(type_spec.dtype))
         tensor = tf.convert_to_tensor(value, dtype)
     except (TypeError, ValueError) as error:
         raise TypeError(f"a value of {type(value).__name__} is no {type_spec}: {error}") from None
+    return _of_shape(tensor, type_spec)
+
+
+def _of_shape(tensor: tf.Tensor, type_spec: tff.TensorType) -> tf.Tensor:
     if not tf.TensorShape(type_spec.shape).is_compatible_with(tensor.shape):
         raise TypeError(f"a value of shape {tensor.shape} is no {type_spec}")
     return tensor
@@ -226,34 +233,23 @@ def _converted(value, dtype: np.dtype):
     return converted
 
 
-def num_leaves(type_spec: tff.Type) -> int:
-    """The number of tensors that `flatten` makes of a value of a type."""
-    if isinstance(type_spec, tff.StructType):
-        return sum(num_leaves(t) for _, t in tff.structure.iter_elements(type_spec))
-    return 1
-
-
 def unflatten(tensors: Sequence[tf.Tensor], type_spec: tff.Type, leaf=None):
     """The value of a type from its tensors.
 
     Args:
       tensors: As `flatten` gives them.
-      type_spec: The type, without placement.
-      leaf: What becomes of a tensor; by default it becomes a NumPy value, as in every TFF context.
+      type_spec: The type; what is placed in it has one value.
+      leaf: What becomes of a tensor; by default a NumPy value, see `_kept_tensors`.
     """
-    value = _unflatten(iter(tensors), type_spec, leaf or (lambda tensor: tensor.numpy()))
-    return tff.types.type_to_py_container(value, type_spec)
+    remaining = iter(tensors)
+    to_value = leaf or _kept_tensors.to_numpy
 
+    def visit(part):
+        if isinstance(part, tff.FederatedType):
+            return map_leaves(visit, part.member)
+        if isinstance(part, tff.SequenceType):
+            spec = tff.types.type_to_tf_tensor_specs(part.element)
+            return tf.data.experimental.from_variant(next(remaining), spec)
+        return to_value(next(remaining))
 
-def _unflatten(tensors, type_spec, leaf):
-    if isinstance(type_spec, tff.TensorType):
-        return leaf(next(tensors))
-    if isinstance(type_spec, tff.SequenceType):
-        spec = tff.types.type_to_tf_tensor_specs(type_spec.element)
-        return tf.data.experimental.from_variant(next(tensors), spec)
-    return tff.structure.Struct(
-        [
-            (name, _unflatten(tensors, element_type, leaf))
-            for name, element_type in tff.structure.iter_elements(type_spec)
-        ]
-    )
+    return tff.types.type_to_py_container(map_leaves(visit, type_spec), type_spec)

@@ -7,18 +7,14 @@ whole. The results are merged in the clients' order, so a round repeats itself b
 
 from __future__ import annotations
 
-import collections
-import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow_federated as tff
 
-from tff_fedlabel.runtime._errors import ComputationError
-from tff_fedlabel.runtime._types import is_client_list
-
-_members = tff.structure.iter_elements
+from tff_fedlabel.runtime._runtime_errors import ComputationError
+from tff_fedlabel.runtime._tff_types import has_client_lists, is_client_list, leaves, map_leaves
 
 
 class NotMergeableError(ComputationError, ValueError):
@@ -45,7 +41,7 @@ class Plan:
         self.whole = self.up_to_merge = self.merge = self.after_merge = None
         self._parameter = comp.type_signature.parameter
         self._result = comp.type_signature.result
-        if not divide or not _has_client_values(self._parameter):
+        if not divide or not has_client_lists(self._parameter):
             self.whole = comp
             compiler(comp)
             return
@@ -58,22 +54,26 @@ class Plan:
     def divide(self, argument: Any, workers: int) -> list[Any]:
         """The arguments of `up_to_merge`: at most `workers`, and at least one.
 
+        Values of clients must be lists.
+
         Raises:
-          TypeError: A value of clients is not a list.
           ValueError: The lists differ in length.
         """
-        sizes: list[int] = []
-        _map_client_values(lambda values: sizes.append(_length(values)), argument, self._parameter)
+        lists = [v for t, v in leaves(self._parameter, argument) if is_client_list(t)]
+        sizes = [len(values) for values in lists]
         if len(set(sizes)) > 1:
             raise ValueError(
                 f"the arguments are of different numbers of clients: {sorted(set(sizes))}"
             )
         parts = max(1, min(workers, sizes[0]))
         bounds = [sizes[0] * i // parts for i in range(parts + 1)]
-        return [
-            _map_client_values(lambda v, a=a, b=b: v[a:b], argument, self._parameter)
-            for a, b in zip(bounds, bounds[1:], strict=False)
-        ]
+        return [self._some(argument, a, b) for a, b in zip(bounds, bounds[1:], strict=False)]
+
+    def _some(self, argument: Any, first: int, end: int) -> Any:
+        """The argument with a range of the clients."""
+        return map_leaves(
+            lambda t, v: v[first:end] if is_client_list(t) else v, self._parameter, argument
+        )
 
     @staticmethod
     def merge_argument(first: Any, second: Any) -> Any:
@@ -91,13 +91,16 @@ class Plan:
           One for each part where the result holds values of clients. Elsewhere one without any
           client: the result depends on the aggregate alone, and the data need not travel again.
         """
-        if not _has_client_values(self._result):
-            parts = [_map_client_values(lambda values: values[:0], parts[0], self._parameter)]
+        if not has_client_lists(self._result):
+            parts = [self._some(parts[0], 0, 0)]
         return [tff.structure.Struct.unnamed(part, merged) for part in parts]
 
     def join(self, results: list[Any]) -> Any:
         """The computation's result, from those of `after_merge`."""
-        return _join(self._result, results)
+        if len(results) == 1:
+            return results[0]
+        joined = map_leaves(_joined, self._result, *results)
+        return tff.types.type_to_py_container(joined, self._result)
 
 
 def _mergeable_form(comp: tff.Computation) -> tff.framework.MergeableCompForm:
@@ -118,45 +121,6 @@ def _mergeable_form(comp: tff.Computation) -> tff.framework.MergeableCompForm:
         ) from error
 
 
-def _has_client_values(type_spec: tff.Type | None) -> bool:
-    return type_spec is not None and tff.types.contains(type_spec, is_client_list)
-
-
-def _length(values: Any) -> int:
-    if not isinstance(values, list | tuple):
-        raise TypeError(
-            f"values of clients must come as a list with one entry for each, got "
-            f"{type(values).__name__}"
-        )
-    return len(values)
-
-
-def _map_client_values(function: Callable, value: Any, type_spec: tff.Type) -> Any:
-    if isinstance(type_spec, tff.StructType):
-        members = tff.structure.from_container(value)
-        return tff.structure.Struct(
-            (name, _map_client_values(function, member, member_type))
-            for member, (name, member_type) in zip(members, _members(type_spec), strict=True)
-        )
-    return function(value) if is_client_list(type_spec) else value
-
-
-def _join(type_spec: tff.Type, results: list[Any]) -> Any:
-    first = results[0]
-    if len(results) == 1 or not _has_client_values(type_spec):
-        return first
-    if is_client_list(type_spec):
-        return functools.reduce(lambda a, b: [*a, *b], results)
-    columns = zip(*(tff.structure.from_container(result) for result in results), strict=True)
-    members = [
-        _join(member_type, list(column))
-        for (_, member_type), column in zip(_members(type_spec), columns, strict=True)
-    ]
-    if isinstance(first, Mapping):
-        return collections.OrderedDict(zip(first, members, strict=True))
-    if isinstance(first, tff.structure.Struct):
-        names = (name for name, _ in _members(type_spec))
-        return tff.structure.Struct(zip(names, members, strict=True))
-    if type(first) in (list, tuple):
-        return type(first)(members)
-    return type(first)(*members)  # a named tuple or a class made by attrs
+def _joined(leaf: tff.Type, first: Any, *others: Any) -> Any:
+    """The clients of all results; of what has none, the first, which all others equal."""
+    return sum(others, first) if is_client_list(leaf) else first

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_fedlabel.runtime._errors import UnsupportedComputationError
+from tff_fedlabel.runtime._runtime_errors import UnsupportedComputationError
 
 _WORKER = "TFF's worker, built with TensorFlow 2.14,"
 _ADVICE = 'avoid it, or use runtime.use("device")'

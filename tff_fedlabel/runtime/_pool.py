@@ -19,7 +19,7 @@ import tensorflow_federated as tff
 from absl import logging
 
 from tff_fedlabel.runtime import _mergeable, _remote
-from tff_fedlabel.runtime._errors import ComputationError, WorkerError
+from tff_fedlabel.runtime._runtime_errors import ComputationError, WorkerError
 
 _PROBE_SECONDS = 1.0  # for a worker that was lost, at the next call
 _ENDED = "this runtime has ended: call computations inside its `with` block"

@@ -8,53 +8,49 @@ others without a word. Here the list travels past that walk in a holder.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import tensorflow_federated as tff
 
-from tff_fedlabel.runtime._types import has_clients, is_client_list
+from tff_fedlabel.runtime._contexts import AsyncContext
+from tff_fedlabel.runtime._tff_types import has_client_lists, is_client_list, leaves, map_leaves
 
 
 class FederatedContext(tff.program.NativeFederatedContext):
     """A `tff.program.NativeFederatedContext` for any client data.
 
     Args:
-      context: The `tff.framework.AsyncContext` that computes.
+      context: The context that computes. Where it has ended a call fails at once, rather than when
+        its result is awaited.
     """
 
-    def __init__(self, context: tff.framework.AsyncContext):
+    def __init__(self, context: AsyncContext):
         super().__init__(_Unpacking(context))
+        self._check = context.check
 
     def invoke(self, comp, arg):
-        parameter = comp.type_signature.parameter
-        return super().invoke(comp, _replaced(arg, parameter, _hold))
+        self._check()
+        return super().invoke(comp, _replaced(arg, comp.type_signature.parameter, _hold))
 
 
 class _Unpacking(tff.framework.AsyncContext):
     """Gives the clients back before it computes."""
 
-    def __init__(self, context: tff.framework.AsyncContext):
-        self._context = context
+    def __init__(self, context: AsyncContext):
+        self._inner = context
 
     async def invoke(self, comp, arg):
         if asyncio.iscoroutine(arg):
             arg = await arg
         parameter = comp.type_signature.parameter
-        return await self._context.invoke(comp, _replaced(arg, parameter, _release))
+        return await self._inner.invoke(comp, _replaced(arg, parameter, _release))
 
 
-def _replaced(value, type_spec: tff.Type | None, replace) -> Any:
+def _replaced(value, type_spec: tff.Type | None, replace):
     """`value` with `replace` applied to what is placed at the clients."""
-    if type_spec is None:
+    if not has_client_lists(type_spec):
         return value
-    if is_client_list(type_spec):
-        return replace(value, type_spec.member)
-    if not isinstance(type_spec, tff.StructType) or not has_clients(type_spec):
-        return value
-    values = tff.structure.to_elements(tff.structure.from_container(value))
-    types = tff.structure.iter_elements(type_spec)
-    return tff.structure.Struct(
-        [(n, _replaced(v, t, replace)) for (n, v), (_, t) in zip(values, types, strict=True)]
+    return map_leaves(
+        lambda leaf, v: replace(v, leaf.member) if is_client_list(leaf) else v, type_spec, value
     )
 
 
@@ -63,29 +59,14 @@ class _Holder:
         self.clients = clients
 
 
-def _has_leaves(member: tff.Type) -> bool:
-    return tff.types.contains(member, lambda t: not isinstance(t, tff.StructType))
-
-
 def _hold(clients, member: tff.Type):
     """Something that TFF walks through by the type of one client, and that keeps them all."""
-    if not _has_leaves(member):
-        return clients
+    if not leaves(member):
+        return clients  # there is nowhere to keep them, and no data to lose
     holder = _Holder(clients)
-
-    def build(type_spec):
-        if isinstance(type_spec, tff.StructType):
-            return tff.structure.Struct(
-                [(n, build(t)) for n, t in tff.structure.iter_elements(type_spec)]
-            )
-        return holder
-
-    return build(member)
+    return map_leaves(lambda _: holder, member)
 
 
 def _release(held, member: tff.Type):
-    if not _has_leaves(member):
-        return held
-    while isinstance(held, tff.structure.Struct):
-        held = held[0]
-    return held.clients
+    # The first leaf, which need not be in the first member: that may be an empty struct.
+    return leaves(member, held)[0][1].clients if leaves(member) else held

@@ -14,7 +14,7 @@ import grpc
 import tensorflow_federated as tff
 
 from tff_fedlabel.runtime import _newer_tensorflow
-from tff_fedlabel.runtime._errors import (
+from tff_fedlabel.runtime._runtime_errors import (
     ComputationError,
     UnsupportedComputationError,
     WorkerError,
@@ -78,7 +78,7 @@ def answered(call: grpc.Future) -> bool:
     return call.code() in (grpc.StatusCode.OK, grpc.StatusCode.UNIMPLEMENTED)
 
 
-def async_context(
+def execution_context(
     stub: Stub,
     default_num_clients: int,
     stream_structs: bool,
@@ -126,19 +126,6 @@ class _FreshExecutors(tff.framework.ExecutorFactory):
 
     def clean_up_executor(self, cardinalities):
         pass
-
-
-class SyncContext(tff.framework.SyncContext):
-    """Waits for what the asynchronous context computes."""
-
-    def __init__(self, async_context, check, thread):
-        self._async_context = async_context
-        self._check = check
-        self._thread = thread
-
-    def invoke(self, comp, arg):
-        self._check()
-        return self._thread.result(self._async_context.invoke(comp, arg))
 
 
 class EventLoopThread:

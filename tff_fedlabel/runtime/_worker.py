@@ -22,7 +22,7 @@ import grpc
 import tensorflow_federated as tff
 
 from tff_fedlabel.runtime import _exposure, _remote
-from tff_fedlabel.runtime._errors import WorkerError
+from tff_fedlabel.runtime._runtime_errors import WorkerError
 
 # The shell's arguments are the worker's command line. Standard input is the pipe that closes when
 # Python ends, standard output tells Python the worker's id, standard error is the log. Everything

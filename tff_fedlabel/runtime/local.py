@@ -13,65 +13,33 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import dataclasses
 import os
 from collections.abc import Iterator
 
 import tensorflow_federated as tff
 
-from tff_fedlabel.runtime import _newer_tensorflow, _remote, _worker
-from tff_fedlabel.runtime._checks import check_flag, check_integer, check_seconds
-from tff_fedlabel.runtime._errors import ComputationError, WorkerError
+from tff_fedlabel.runtime import _newer_tensorflow, _option_checks, _remote, _worker
+from tff_fedlabel.runtime._contexts import AsyncContext, SyncContext
+from tff_fedlabel.runtime._option_checks import option, or_none
+from tff_fedlabel.runtime._runtime_errors import ComputationError, WorkerError
+from tff_fedlabel.runtime._tff_types import with_lists
 
 __all__ = [
     "ComputationError",
     "LocalRuntime",
+    "Options",
     "WorkerError",
     "drop_default_context",
     "start",
-    "validate",
 ]
 
 
-def validate(
-    *,
-    default_num_clients: int = 0,
-    max_concurrent_computation_calls: int = 0,
-    stream_structs: bool = False,
-    startup_timeout: float = 30.0,
-    log_file: str | os.PathLike | None = None,
-    worker_binary: str | os.PathLike | None = None,
-) -> None:
-    """Raises `ValueError`, in one line, where an option of `start` has a bad value."""
-    check_integer("default_num_clients", default_num_clients, 0)
-    check_integer("max_concurrent_computation_calls", max_concurrent_computation_calls, 0)
-    check_flag("stream_structs", stream_structs)
-    check_seconds("startup_timeout", startup_timeout)
-    if log_file is not None:
-        folder = os.path.dirname(os.path.abspath(log_file))
-        target = log_file if os.path.exists(log_file) else folder
-        if os.path.isdir(log_file) or not os.access(target, os.W_OK):
-            raise ValueError(f"log_file {str(log_file)!r} is not a file that can be written")
-    if worker_binary is not None and not (
-        os.path.isfile(worker_binary) and os.access(worker_binary, os.X_OK)
-    ):
-        raise ValueError(f"worker_binary {str(worker_binary)!r} is not a file that can be run")
+@dataclasses.dataclass(frozen=True)
+class Options(_option_checks.CheckedOptions):
+    """The options of the runtime.
 
-
-@contextlib.contextmanager
-def start(
-    *,
-    default_num_clients: int = 0,
-    max_concurrent_computation_calls: int = 0,
-    stream_structs: bool = False,
-    startup_timeout: float = 30.0,
-    log_file: str | os.PathLike | None = None,
-    worker_binary: str | os.PathLike | None = None,
-) -> Iterator[LocalRuntime]:
-    """Runs one worker for the length of a `with` block.
-
-    The worker gets this process's environment, so `TF_ENABLE_ONEDNN_OPTS` and the like reach it.
-
-    Args:
+    Attributes:
       default_num_clients: Number of clients of a computation whose arguments do not tell.
       max_concurrent_computation_calls: How many clients are computed at once; 0 for no limit. A
         lower number takes less memory.
@@ -80,45 +48,72 @@ def start(
       log_file: File that the worker's output is appended to; by default a temporary one.
       worker_binary: The program to run; by default the one in TFF's package.
 
+    Raises:
+      ValueError: A bad value.
+    """
+
+    default_num_clients: int = option(_option_checks.integer(0), 0)
+    max_concurrent_computation_calls: int = option(_option_checks.integer(0), 0)
+    stream_structs: bool = option(_option_checks.flag, False)
+    startup_timeout: float = option(_option_checks.seconds, 30.0)
+    log_file: str | os.PathLike | None = option(or_none(_option_checks.writable_file), None)
+    worker_binary: str | os.PathLike | None = option(or_none(_option_checks.program), None)
+
+
+@contextlib.contextmanager
+def start(**options) -> Iterator[LocalRuntime]:
+    """Runs one worker for the length of a `with` block.
+
+    The worker gets this process's environment, so `TF_ENABLE_ONEDNN_OPTS` and the like reach it.
+
+    Args:
+      **options: See `Options`.
+
     Yields:
       A `LocalRuntime`.
 
     Raises:
-      ValueError: See `validate`.
+      ValueError: See `Options`.
       WorkerError: The worker did not start within `startup_timeout`.
     """
-    validate(
-        default_num_clients=default_num_clients,
-        max_concurrent_computation_calls=max_concurrent_computation_calls,
-        stream_structs=stream_structs,
-        startup_timeout=startup_timeout,
-        log_file=log_file,
-        worker_binary=worker_binary,
-    )
+    chosen = Options(**options)
     with contextlib.ExitStack() as resources:
         # A block that is never left, as in a notebook, ends while Python is still whole.
         atexit.register(resources.close)
         resources.callback(atexit.unregister, resources.close)
         # Left in reverse: the thread may be waiting for the worker, so the worker goes first.
         thread = resources.enter_context(_remote.EventLoopThread("tff-local"))
-        worker = _worker.Worker(worker_binary, max_concurrent_computation_calls, log_file)
+        worker = _worker.Worker(
+            chosen.worker_binary, chosen.max_concurrent_computation_calls, chosen.log_file
+        )
         resources.callback(worker.close)
-        worker.wait_until_ready(startup_timeout)
-        yield LocalRuntime(worker, thread, default_num_clients, stream_structs)
+        worker.wait_until_ready(chosen.startup_timeout)
+        yield LocalRuntime(worker, thread, chosen)
 
 
 class LocalRuntime:
     """The contexts of a running worker: `context` and `async_context`, each a normal TFF one."""
 
-    def __init__(self, worker, thread, default_num_clients, stream_structs):
+    def __init__(self, worker, thread, options: Options):
         self._worker = worker
-        self.async_context = _remote.async_context(
+        self._thread = thread
+        self._remote_context = _remote.execution_context(
             _remote.Stub(worker),
-            default_num_clients,
-            stream_structs,
+            options.default_num_clients,
+            options.stream_structs,
             _newer_tensorflow.compile_computation,
         )
-        self.context = _remote.SyncContext(self.async_context, worker.check, thread)
+        self.context = SyncContext(self)
+        self.async_context = AsyncContext(self)
+
+    def submit(self, comp, argument):
+        """See `_contexts.Backend`."""
+        argument = with_lists(argument, comp.type_signature.parameter)
+        return self._thread.submit(self._remote_context.invoke(comp, argument))
+
+    def cancel(self, future) -> None:
+        """See `_contexts.Backend`."""
+        future.cancel()
 
     @property
     def processes(self) -> tuple[int, ...]:

@@ -20,9 +20,9 @@ Connect the machines by a private network or a tunnel.
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import contextlib
+import dataclasses
 import functools
 import ipaddress
 import re
@@ -32,38 +32,27 @@ from collections.abc import Iterator, Sequence
 
 import tensorflow_federated as tff
 
-from tff_fedlabel.runtime import _mergeable, _newer_tensorflow, _pool, _remote
-from tff_fedlabel.runtime._checks import check_flag, check_integer, check_seconds
+from tff_fedlabel.runtime import _mergeable, _newer_tensorflow, _option_checks, _pool, _remote
+from tff_fedlabel.runtime._contexts import AsyncContext, SyncContext
 from tff_fedlabel.runtime._mergeable import NotMergeableError
+from tff_fedlabel.runtime._option_checks import option
+from tff_fedlabel.runtime._tff_types import with_lists
 
-__all__ = ["NotMergeableError", "WorkersRuntime", "start", "validate"]
+__all__ = ["NotMergeableError", "Options", "WorkersRuntime", "start"]
 
 
-def validate(
-    *,
-    addresses: Sequence[str] = (),
-    attempts: int = 3,
-    connect_timeout: float = 30.0,
-    heartbeat_timeout: float = 20.0,
-    default_num_clients: int = 0,
-    stream_structs: bool = False,
-) -> None:
-    """Raises `ValueError`, in one line, where an option of `start` has a bad value."""
+def _addresses(name: str, addresses: object) -> tuple[str, ...]:
     if not isinstance(addresses, list | tuple) or not addresses:
         raise ValueError(
-            f"addresses is {addresses!r}; it must be a list of 'host:port' with one entry for each "
+            f"{name} is {addresses!r}; it must be a list of 'host:port' with one entry for each "
             "worker"
         )
     for address in addresses:
         _check_address(address)
     for i, address in enumerate(addresses):
         if address.lower() in (earlier.lower() for earlier in addresses[:i]):
-            raise ValueError(f"addresses names {address!r} twice")
-    check_integer("attempts", attempts, 1)
-    check_integer("default_num_clients", default_num_clients, 0)
-    check_seconds("connect_timeout", connect_timeout)
-    check_seconds("heartbeat_timeout", heartbeat_timeout)
-    check_flag("stream_structs", stream_structs)
+            raise ValueError(f"{name} names {address!r} twice")
+    return tuple(addresses)
 
 
 def _check_address(address: object) -> None:
@@ -81,23 +70,12 @@ def _check_address(address: object) -> None:
     )
 
 
-@contextlib.contextmanager
-def start(
-    *,
-    addresses: Sequence[str],
-    attempts: int = 3,
-    connect_timeout: float = 30.0,
-    heartbeat_timeout: float = 20.0,
-    default_num_clients: int = 0,
-    stream_structs: bool = False,
-) -> Iterator[WorkersRuntime]:
-    """Connects to workers for the length of a `with` block; they run on when it is left.
+@dataclasses.dataclass(frozen=True)
+class Options(_option_checks.CheckedOptions):
+    """The options of the runtime.
 
-    Several workers share a computation that takes values of clients; one that does not runs on one
-    of them. With a single address every computation runs there as a whole.
-
-    Args:
-      addresses: "host:port" of each worker.
+    Attributes:
+      addresses: "host:port" of each worker; there is no default.
       attempts: How often a computation is tried, in all, where workers are lost in the middle.
       connect_timeout: Seconds the workers have to answer at the start. Those that do not are left
         out for the time being.
@@ -106,28 +84,47 @@ def start(
       default_num_clients: Number of clients of a computation whose arguments do not tell.
       stream_structs: Send structures part by part, for values above gRPC's 2 GB.
 
+    Raises:
+      ValueError: A bad value.
+    """
+
+    addresses: Sequence[str] = option(_addresses, ())
+    attempts: int = option(_option_checks.integer(1), 3)
+    connect_timeout: float = option(_option_checks.seconds, 30.0)
+    heartbeat_timeout: float = option(_option_checks.seconds, 20.0)
+    default_num_clients: int = option(_option_checks.integer(0), 0)
+    stream_structs: bool = option(_option_checks.flag, False)
+
+
+@contextlib.contextmanager
+def start(**options) -> Iterator[WorkersRuntime]:
+    """Connects to workers for the length of a `with` block; they run on when it is left.
+
+    Several workers share a computation that takes values of clients; one that does not runs on one
+    of them. With a single address every computation runs there as a whole.
+
+    Args:
+      **options: See `Options`.
+
     Yields:
       A `WorkersRuntime`.
 
     Raises:
-      ValueError: See `validate`.
+      ValueError: See `Options`.
       WorkerError: No worker answered. Inside the block a computation raises it when no worker is
         left or workers were lost in each of `attempts` attempts; `NotMergeableError` when it
         cannot be divided.
     """
-    validate(
-        addresses=addresses,
-        attempts=attempts,
-        connect_timeout=connect_timeout,
-        heartbeat_timeout=heartbeat_timeout,
-        default_num_clients=default_num_clients,
-        stream_structs=stream_structs,
-    )
-    compiler = _COMPILERS[len(addresses) > 1]
+    chosen = Options(**options)
+    compiler = _COMPILERS[len(chosen.addresses) > 1]
 
     def make_context(stub):
-        return _remote.async_context(
-            stub, default_num_clients, stream_structs, compiler, keep_executors=False
+        return _remote.execution_context(
+            stub,
+            chosen.default_num_clients,
+            chosen.stream_structs,
+            compiler,
+            keep_executors=False,
         )
 
     with contextlib.ExitStack() as resources:
@@ -137,12 +134,12 @@ def start(
         # Left in reverse: the connections end first, so that no thread waits for a worker.
         loop = resources.enter_context(_remote.EventLoopThread("tff-workers"))
         remotes = []
-        for address in addresses:
+        for address in chosen.addresses:
             thread = resources.enter_context(_remote.EventLoopThread(f"tff-worker-{address}"))
-            remotes.append(_pool.Remote(address, thread, make_context, heartbeat_timeout))
-        pool = _pool.Pool(remotes, attempts)
+            remotes.append(_pool.Remote(address, thread, make_context, chosen.heartbeat_timeout))
+        pool = _pool.Pool(remotes, chosen.attempts)
         resources.callback(_close, pool, loop)
-        loop.result(pool.connect(connect_timeout))
+        loop.result(pool.connect(chosen.connect_timeout))
         yield WorkersRuntime(pool, loop, compiler)
 
 
@@ -157,8 +154,9 @@ class WorkersRuntime:
     def __init__(self, pool, loop, compiler):
         self._pool = pool
         self._loop = loop
-        self.async_context = _AsyncContext(pool, loop, compiler)
-        self.context = _SyncContext(pool, loop, compiler)
+        backend = _Backend(pool, loop, compiler)
+        self.context = SyncContext(backend)
+        self.async_context = AsyncContext(backend)
 
     @property
     def processes(self) -> tuple[int, ...]:
@@ -174,6 +172,26 @@ class WorkersRuntime:
         """Raises `WorkerError` where no worker answers."""
         self._pool.check_open()
         self._loop.result(self._pool.check())
+
+
+class _Backend:
+    """See `_contexts.Backend`; here a check asks no worker, as the computation itself will."""
+
+    def __init__(self, pool, loop, compiler):
+        self._pool = pool
+        self._loop = loop
+        self._compiler = compiler
+
+    def check(self) -> None:
+        self._pool.check_open()
+
+    def submit(self, comp, argument):
+        plan = self._compiler.plan(comp)
+        argument = with_lists(argument, comp.type_signature.parameter)
+        return self._loop.submit(self._pool.run(plan, argument))
+
+    def cancel(self, future) -> None:
+        future.cancel()
 
 
 class _Compiler:
@@ -196,31 +214,6 @@ class _Compiler:
 
 # Compiling a round takes seconds, and does not depend on the workers.
 _COMPILERS = {divide: _Compiler(divide) for divide in (False, True)}
-
-
-class _SyncContext(tff.framework.SyncContext):
-    def __init__(self, pool, loop, compiler):
-        self._pool = pool
-        self._loop = loop
-        self._compiler = compiler
-
-    def invoke(self, comp, arg):
-        self._pool.check_open()
-        return self._loop.result(self._pool.run(self._compiler.plan(comp), arg))
-
-
-class _AsyncContext(tff.framework.AsyncContext):
-    def __init__(self, pool, loop, compiler):
-        self._pool = pool
-        self._loop = loop
-        self._compiler = compiler
-
-    async def invoke(self, comp, arg):
-        if asyncio.iscoroutine(arg):
-            arg = await arg
-        self._pool.check_open()
-        work = self._loop.submit(self._pool.run(self._compiler.plan(comp), arg))
-        return await asyncio.wrap_future(work)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_fedlabel import _reading
 from tff_fedlabel.runtime._graphs import flatten, unflatten
 from tff_fedlabel.runtime._private_tensorflow import may_shuffle
 
@@ -25,7 +24,7 @@ class DatasetReader:
     """
 
     def __init__(self):
-        self._options = _serialized(_reading.options())
+        self._options = _serialized(_reading_options())
         self._known: list[tuple[tff.SequenceType, list[tuple], object]] = []
 
     def for_clients(self, value, type_spec: tff.SequenceType) -> tf.Tensor:
@@ -82,6 +81,21 @@ class DatasetReader:
             dataset([tf.stack(column) for column in zip(*run, strict=False)]) for _, run in runs
         ]
         return functools.reduce(lambda a, b: a.concatenate(b), parts)
+
+
+def _reading_options() -> tf.data.Options:
+    """How a client's few batches are read: by the thread that works on them.
+
+    TensorFlow's default is a pipeline that is rewritten and tuned while it runs. TFF's own FedAvg
+    on a linear model, 100 clients of two batches, took 31 ms a client with these options and 43 ms
+    without (medians of 20 rounds in turn), and rounds can stall without them: to end an iterator
+    waits for the thread that tunes it, which sleeps for many seconds at a time.
+    """
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    options.experimental_optimization.apply_default_optimizations = False
+    options.threading.private_threadpool_size = 1
+    return options
 
 
 def _names(spec) -> list[tuple]:
