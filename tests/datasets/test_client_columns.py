@@ -220,6 +220,10 @@ def test_images_of_different_sizes(size, text, form):
 
 
 def test_other_images_refused():
+    rows = [[[0] * 4] * 4] * 6 + [[[0] * 4, [0] * 3]] * 6
+    message = r"image 6 has shape \[2, None\] and image 0 \[4, 4\]"
+    with pytest.raises(federated.ClientDataError, match=message):
+        _data(x=rows)
     with pytest.raises(federated.ClientDataError, match=r"dtype is object; .*np\.stack"):
         _data(x=pd.Series(list(X)))
     with pytest.raises(federated.ClientDataError, match="generator without a length"):

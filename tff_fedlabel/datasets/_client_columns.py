@@ -187,11 +187,11 @@ def _is_missing(value: Any) -> bool:
     return value is None or value is pd.NA or (isinstance(value, float) and np.isnan(value))
 
 
-def _shape(image: Any) -> list[int]:
+def _shape(image: Any) -> list[int | None]:
     try:
         return list(np.shape(image))
-    except ValueError:  # a list of rows of different lengths
-        return [len(image), -1]
+    except ValueError:  # A list of rows of different lengths.
+        return [len(image), None]
 
 
 def _short(value: Any) -> str:

@@ -148,9 +148,9 @@ def _download(name, url, md5, path: pathlib.Path, where: str) -> None:
             own = ".part" if alone else f".{os.getpid()}.part"
             if not path.is_file():
                 _fetch_whole(name, url, md5, path, path.with_name(path.name + own), where)
+    except DataNotFoundError:  # An OSError, too.
+        raise
     except OSError as error:
-        if isinstance(error, DataNotFoundError):
-            raise
         raise DataNotFoundError(
             f"{name} could not be downloaded ({reason(error)}): {where}"
         ) from error

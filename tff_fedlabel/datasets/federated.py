@@ -180,8 +180,8 @@ def from_source(
 
     Raises:
       ClientDataError: images or labels are unusable.
-      ValueError: `labeled_fraction` out of range, or `parts` names a row twice or one that does
-        not exist.
+      ValueError: `labeled_fraction` or `seed` out of range, or `parts` names a row twice or one
+        that does not exist. `WrongTypeError`, which is a ValueError too, where a type is wrong.
     """
     partition.check_labeled_fraction(labeled_fraction)
     seed = check_seed(seed)
@@ -190,14 +190,17 @@ def from_source(
         raise ClientDataError(None, "x", "there are no images")
     parts = [_row_numbers(part) for part in parts]
     if not parts:
-        raise ValueError("parts must name the images of at least one client")
+        raise ValueError("parts must name the images of at least one client, got none.")
     used = np.concatenate(parts)
     if used.size and (used.min() < 0 or used.max() >= number):
-        raise ValueError(f"parts must hold row numbers 0..{number - 1}")
+        raise ValueError(
+            f"parts must hold row numbers 0..{number - 1}, got {used.min()}..{used.max()}."
+        )
     owner = np.full(number, -1)
     owner[used] = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
     if np.count_nonzero(owner >= 0) != used.size:
-        raise ValueError("parts must not name an image twice")
+        row = int(np.argmax(np.bincount(used) > 1))
+        raise ValueError(f"parts must not name an image twice, as they do image {row}.")
     _client_data_checks.check_image_spec(None, examples.x.shape[1:], examples.x.dtype)
     check_column("y", examples.y, number)
     _client_data_checks.check_label_dtype(None, examples.y.dtype)
@@ -217,7 +220,10 @@ def from_source(
 
 
 def evaluation_dataset(examples: Examples, batch_size: int) -> tf.data.Dataset:
-    """All examples in order: Dataset of OrderedDict(x uint8 [b, h, w, c], y int32 [b])."""
+    """All examples in order: Dataset of OrderedDict(x uint8 [b, h, w, c], y int32 [b]).
+
+    The last batch holds what is left. ValueError where `batch_size` is below 1.
+    """
     batch_size = check_int("batch_size", batch_size)
     element = collections.OrderedDict(x=examples.x, y=examples.y)
     return tf.data.Dataset.from_tensor_slices(element).batch(batch_size)

@@ -78,7 +78,7 @@ def partition(
         return _by_class(labels, num_clients, alpha, rng)
     if len(labels) < num_clients:
         raise ValueError(
-            f"num_clients must be at most the number of images ({len(labels)}), got {num_clients}"
+            f"num_clients must be at most the number of images ({len(labels)}), got {num_clients}."
         )
     size = len(labels) // num_clients
     if math.isinf(alpha) and scheme == "client":
@@ -108,7 +108,7 @@ def split_labeled(
     """
     indices = np.asarray(indices)
     if indices.ndim != 1:
-        raise WrongTypeError(f"indices must have shape [n], got {list(indices.shape)}")
+        raise WrongTypeError(f"indices must have shape [n], got {list(indices.shape)}.")
     labeled_fraction = check_labeled_fraction(labeled_fraction)
     seed = check_seed(seed)
     client = check_int("client", client, 0)
@@ -130,7 +130,10 @@ def client_sizes(parts: list[np.ndarray]) -> np.ndarray:
 def class_counts(
     parts: list[np.ndarray], labels: np.ndarray, num_classes: int | None = None
 ) -> np.ndarray:
-    """Images by client and class: int64 [clients, num_classes]."""
+    """Images by client and class: int64 [clients, num_classes].
+
+    `num_classes` is by default one more than the largest label; ValueError where it is less.
+    """
     labels = _check_labels(labels)
     least = int(labels.max()) + 1
     num_classes = least if num_classes is None else check_int("num_classes", num_classes, least)
@@ -237,9 +240,9 @@ def _check_labels(labels) -> np.ndarray:
             f"labels must be integers [n], got {labels.dtype} {list(labels.shape)}"
         )
     if len(labels) and labels.min() < 0:
-        raise ValueError(f"labels must be >= 0, got {labels.min()}")
+        raise ValueError(f"labels must be 0 or more, got {labels.min()}.")
     if not len(labels):
-        raise ValueError("labels must not be empty")
+        raise ValueError("labels must not be empty.")
     return labels.astype(np.int64)
 
 
