@@ -197,36 +197,6 @@ def test_an_image_is_classified_alone():
         np.testing.assert_allclose(together[3], alone[0], atol=1e-5)
 
 
-def test_dropout_repeats_itself_and_changes_with_images_weights_and_layer():
-    rate, wide = 0.5, 4096
-    keras_model = tf.keras.Sequential(
-        [
-            L.Flatten(),
-            L.Lambda(lambda x: tf.ones([tf.shape(x)[0], wide])),
-            L.Dropout(rate),
-            L.Dropout(rate),
-            L.Dense(2, kernel_initializer="ones"),
-        ]
-    )
-    model = models.functional_model(keras_model, input_shape=SHAPE)
-    weights = model.initial_weights
-
-    def first_logits(x, weights=weights, training=True):
-        return model.predict_on_batch(weights, x, training=training).numpy()[:, 0]
-
-    x = random_bytes(8)
-    drawn = first_logits(x)
-    np.testing.assert_array_equal(first_logits(x), drawn)
-    np.testing.assert_allclose(first_logits(x, training=False), wide)
-    assert len(set(drawn)) > 4  # Each image has a mask of its own.
-    # Two independent masks keep a quarter of the units, each scaled by 4: the sum's mean is `wide`
-    # and its deviation sqrt(3 * wide). One mask used twice would keep half and give 2 * wide.
-    assert np.abs(drawn - wide).max() < 5 * np.sqrt(3 * wide)
-    assert not np.array_equal(first_logits(random_bytes(8, seed=1)), drawn)
-    moved = ((weights[0][0], weights[0][1] + np.float32(1e-3)), ())
-    assert not np.allclose(first_logits(x, moved), drawn, atol=0.1)
-
-
 def model_with_a_variable_outside_its_layers():
     variable = tf.Variable(1.0)
     return dense_model(L.Lambda(lambda x: x * variable))
@@ -271,22 +241,6 @@ def test_wrong_arguments_are_refused():
         models.functional_model(
             tf.keras.Model([images, tf.keras.Input(SHAPE)], logits), input_shape=SHAPE
         )
-
-
-@pytest.mark.parametrize(
-    ("layer", "word"),
-    [
-        (L.BatchNormalization(), "GroupNormalization"),
-        (tf.keras.Sequential([L.BatchNormalization()]), "GroupNormalization"),
-        (L.Conv2D(2, 3, trainable=False), "not trainable"),
-        (L.Normalization(), "not trainable"),
-    ],
-)
-def test_layers_with_statistics_are_refused(layer, word):
-    with pytest.raises(models.BatchNormError, match=word) as error:
-        models.functional_model(dense_model(layer), input_shape=SHAPE)
-    assert isinstance(error.value, ValueError)
-    assert len(str(error.value).splitlines()) == 1
 
 
 def test_loss_is_the_mean_over_the_batch():

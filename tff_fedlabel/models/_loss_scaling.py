@@ -24,26 +24,25 @@ def with_loss_scaling(function: Callable[..., tf.Tensor]) -> Callable[..., tf.Te
 
     The gradient that arrives at the logits is multiplied by the power of two that makes its
     absolute values add up to 2^9 to 2^10, goes back through `function`, and what arrives at the
-    images and weights is divided by that number. If a weight's is not finite, it overflowed: the
-    same is done from a smaller start, three times at most. What is not finite after that has
-    another reason, a NaN in the images or an overflow in the forward pass, and is returned, so that
-    whoever guards against such updates sees it.
+    weights is divided by that number. If one is not finite, it overflowed: the same is done from a
+    smaller start, three times at most. What is not finite after that has another reason, a NaN in
+    the images or an overflow in the forward pass, and is returned, so that whoever guards against
+    such updates sees it.
 
     Args:
-      function: `(images, *weights) -> logits`; arguments float32 or float64, logits of any float
-        dtype.
+      function: `(*weights) -> logits`; weights float32 or float64, logits of any float dtype, the
+        gradients of weights dense tensors.
 
     Returns:
-      `(images, *weights) -> logits` in float32.
+      `(*weights) -> logits` in float32.
     """
 
     @tf.custom_gradient
-    def scaled(images, *weights):
-        inputs = images, *weights
+    def scaled(*weights):
         # Persistent: every graph that takes gradients writes down a backward pass of its own.
         with tf.GradientTape(persistent=True) as tape:
-            tape.watch(inputs)
-            logits = tf.cast(function(*inputs), tf.float32)
+            tape.watch(weights)
+            logits = tf.cast(function(*weights), tf.float32)
 
         def gradients_fn(upstream, variables=()):
             total = tf.reduce_sum(tf.abs(upstream))
@@ -53,17 +52,16 @@ def with_loss_scaling(function: Callable[..., tf.Tensor]) -> Callable[..., tf.Te
             def attempt(scale, finite, gradients):
                 del finite, gradients
                 gradients = tape.gradient(
-                    logits, inputs, upstream * scale, unconnected_gradients="zero"
+                    logits, weights, upstream * scale, unconnected_gradients="zero"
                 )
-                _, *of_weights = gradients
-                finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in of_weights])
+                finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in gradients])
                 gradients = [g / tf.cast(scale, g.dtype) for g in gradients]
                 return scale * _STEP, finite, gradients
 
             _, _, gradients = tf.while_loop(
                 lambda scale, finite, gradients: tf.logical_not(finite),
                 attempt,
-                (first_scale, tf.constant(False), [tf.zeros_like(x) for x in inputs]),
+                (first_scale, tf.constant(False), [tf.zeros_like(w) for w in weights]),
                 maximum_iterations=_ATTEMPTS,
             )
             # TensorFlow asks for the gradients of variables, too, where `function` reads any.

@@ -9,7 +9,8 @@ does to these tensors what Keras' mixed precision does to weights.
 import contextlib
 import inspect
 import itertools
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -18,6 +19,23 @@ from tff_fedlabel.models._loss_scaling import with_loss_scaling
 
 # Keras' own books about a layer's weights: not read by any forward pass.
 _BOOKKEEPING = ("_trainable_weights", "_non_trainable_weights")
+# Integers as wide as the floats that travel as their bits.
+_BITS = {2: tf.int16, 4: tf.int32, 8: tf.int64}
+
+
+class BatchNormError(ValueError):
+    """A layer changes a weight while it computes, and a FunctionalModel cannot carry that."""
+
+
+def modules_of(model: tf.keras.Model) -> tuple[tf.Module, ...]:
+    """`model` and every layer and module in it, always in the same order."""
+    for layer in model._flatten_layers():
+        # Recurrent cells with dropout keep their masks of every graph, keyed by graphs; more than
+        # one cannot be sorted, and `submodules` fails.
+        if hasattr(layer, "reset_dropout_mask"):
+            layer.reset_dropout_mask()
+            layer.reset_recurrent_dropout_mask()
+    return model, *model.submodules
 
 
 def stateless_forward(
@@ -25,21 +43,26 @@ def stateless_forward(
 ) -> Callable[..., tf.Tensor]:
     """Traces `model` once and returns `forward(images, *weights) -> output`.
 
-    A layer whose policy is `mixed_float16` or `mixed_bfloat16` computes in that dtype, from weights
-    and to gradients in float32. In a model with float16 layers the gradients are those of a scaled
-    loss, and the output is float32.
+    Gradients are those of the trainable weights, and are dense, also where Keras gives
+    `tf.IndexedSlices`; images and other weights have none. A layer whose policy is `mixed_float16`
+    or `mixed_bfloat16` computes in that dtype, from weights and to gradients in float32. In a model
+    with float16 layers the gradients are those of a scaled loss, and the output is float32.
 
     Args:
-      model: A built model; `weights` are in the order of its `trainable_weights`.
+      model: A built model; `weights` are its `trainable_weights` and then its
+        `non_trainable_weights`, each in Keras' order.
       image_spec: Shape and dtype of `images`.
       training: Whether dropout and its like are active. Their random numbers then depend on
-        nothing but the images and the last weight, so equal runs stay equal, and each step draws
-        new ones since each step has other images or moves that weight.
+        nothing but the images and the last trainable weight, so equal runs stay equal, and each
+        step draws new ones since each step has other images or moves that weight.
 
     Raises:
-      ValueError: If the forward pass reads a tensor or a variable that is not a weight.
+      BatchNormError: If the forward pass changes a weight.
+      ValueError: If the forward pass reads a tensor or a variable that is not a weight, or uses a
+        weight as only a variable can be used.
     """
-    weights = model.trainable_weights
+    trained = len(model.trainable_weights)
+    weights = [*model.trainable_weights, *model.non_trainable_weights]
     takes_training = "training" in inspect.signature(model.call).parameters
     options = {"training": training} if takes_training else {}
 
@@ -48,40 +71,107 @@ def stateless_forward(
         autograph=False,
     )
     def forward(images, *tensors):
-        def run(images, *tensors):
-            with _replaced_state(model, weights, tensors, images):
+        images = _without_gradient(images)
+        constant = [_without_gradient(tensor) for tensor in tensors[trained:]]
+
+        def run(*tensors):
+            key = images, tensors[-1]
+            tensors = [_with_dense_gradient(tensor) for tensor in tensors]
+            with _replaced_state(model, weights, [*tensors, *constant], key):
                 return model(images, **options)
 
-        return (with_loss_scaling(run) if _has_float16(model) else run)(images, *tensors)
+        run = with_loss_scaling(run) if _has_float16(model) else run
+        return run(*tensors[:trained])
 
-    concrete = forward.get_concrete_function()
-    if concrete.captured_inputs:
-        captured = concrete.captured_inputs[0]
-        names = [w.name for w in weights if w.handle is captured]
-        what = f"weight {names[0]!r}" if names else f"a {captured.dtype.name} tensor or variable"
-        raise ValueError(
-            f"The Keras model reads {what} outside its layers' attributes or in a tf.function of "
-            "its own: use add_weight for weights, NumPy for constants, and no inner tf.function."
-        )
+    try:
+        concrete = forward.get_concrete_function()
+    except AttributeError as error:
+        reason = _why_tensors_do_not_do(str(error))
+        if reason is None:
+            raise
+        raise reason from error
+    _check_captures(concrete, weights)
     return concrete
+
+
+def _why_tensors_do_not_do(error: str) -> ValueError | None:
+    """What to raise when a layer asked a tensor, in place of its weight, for what it has not."""
+    found = re.search(r"Tensor' object has no attribute '(\w+)'", error)
+    attribute = found.group(1) if found else ""
+    if attribute != "handle" and not hasattr(tf.Variable, attribute):
+        return None
+    # Keras puts the layer's name and type before the message.
+    found = re.search(r"when calling layer ['\"](.+?)['\"] \(type (\w+)\)", error)
+    name, kind = found.groups() if found else ("", "")
+    layer = f"Layer {name!r}" if name else "The Keras model"
+    if kind.endswith("BatchNormalization"):
+        return BatchNormError(
+            f"{layer} is a batch normalisation whose statistics move in training, which a "
+            "FunctionalModel cannot carry: use tf.keras.layers.GroupNormalization instead, or "
+            "freeze its statistics with layer.trainable = False."
+        )
+    if attribute.startswith(("assign", "scatter")):
+        return BatchNormError(
+            f"{layer} changes a weight while it computes, and a FunctionalModel cannot carry such "
+            "state: use layers that leave their weights as they are."
+        )
+    return ValueError(
+        f"{layer} uses .{attribute} of a weight, but the weights of a FunctionalModel are tensors: "
+        "use the weight itself, as in tf.convert_to_tensor(self.kernel)."
+    )
+
+
+def _check_captures(concrete: Any, weights: Sequence[tf.Variable]) -> None:
+    if not concrete.captured_inputs:
+        return
+    captured = concrete.captured_inputs[0]
+    names = [w.name for w in weights if w.handle is captured]
+    what = f"weight {names[0]!r}" if names else f"a {captured.dtype.name} tensor or variable"
+    raise ValueError(
+        f"The Keras model reads {what} outside its layers' attributes or in a tf.function of "
+        "its own: use add_weight for weights, NumPy for constants, and no inner tf.function."
+    )
+
+
+def _without_gradient(tensor: tf.Tensor) -> tf.Tensor:
+    """The same values, towards which no gradient is taken.
+
+    `tf.stop_gradient` would not do: TensorFlow builds the gradient of a function towards all its
+    floating point inputs, and fails at an operation on the way that has none, of which some of
+    Keras' layers of augmentation are made. It does not go beyond integers.
+    """
+    if not tensor.dtype.is_floating:
+        return tensor
+    return tf.bitcast(tf.bitcast(tensor, _BITS[tensor.dtype.size]), tensor.dtype)
+
+
+def _with_dense_gradient(tensor: tf.Tensor) -> tf.Tensor:
+    # The gradient of a lookup of rows is a tf.IndexedSlices, which few can add, clip or average.
+    # That of a reshape is always dense, and graph optimisation drops a reshape to the same shape.
+    return tf.reshape(tensor, tensor.shape)
 
 
 def _has_float16(model: tf.keras.Model) -> bool:
     # bfloat16 has the exponents of float32: nothing vanishes in it.
-    modules = (model, *model.submodules)
-    return any(getattr(m, "compute_dtype", None) == "float16" for m in modules)
+    return any(getattr(m, "compute_dtype", None) == "float16" for m in modules_of(model))
 
 
 @contextlib.contextmanager
-def _replaced_state(model, weights, tensors, images) -> Iterator[None]:
+def _replaced_state(
+    model: tf.keras.Model,
+    weights: Sequence[tf.Variable],
+    tensors: Sequence[tf.Tensor],
+    key_of: tuple[tf.Tensor, tf.Tensor],
+) -> Iterator[None]:
+    """Puts `tensors` where the layers have `weights`, and generators seeded from `key_of`."""
     tensor_of = {id(w): t for w, t in zip(weights, tensors, strict=True)}
     key = None
     saved = []
     try:
-        for index, module in enumerate((model, *model.submodules)):
+        for index, module in enumerate(modules_of(model)):
             for name, value in list(vars(module).items()):
                 if name == "_random_generator":
-                    key = _key(images, tensors[-1]) if key is None else key
+                    key = _key(*key_of) if key is None else key
                     seed = tf.random.experimental.stateless_fold_in(key, index)
                     replacement = _StatelessGenerator(seed)
                 elif name in _BOOKKEEPING:
@@ -92,6 +182,9 @@ def _replaced_state(model, weights, tensors, images) -> Iterator[None]:
                 if replacement is not value:
                     saved.append((module, name, value))
                     vars(module)[name] = replacement  # Past Keras' tracking in __setattr__.
+            if isinstance(module, tf.keras.layers.Normalization):
+                # It computes with copies that it made from its weights.
+                module.finalize_state()
         yield
     finally:
         for module, name, value in saved:
@@ -99,7 +192,7 @@ def _replaced_state(model, weights, tensors, images) -> Iterator[None]:
 
 
 def _replace(value: Any, tensor_of: dict[int, tf.Tensor], dtype: str | None) -> Any:
-    """`value` itself, or its copy with tensors in place of the variables in it.
+    """`value` itself, or its copy with tensors of the graph for variables and eager tensors in it.
 
     Args:
       value: An attribute of a layer, or what is in it.
@@ -113,6 +206,9 @@ def _replace(value: Any, tensor_of: dict[int, tf.Tensor], dtype: str | None) -> 
             return value
         # Only Keras' AutoCastVariable, which has no public name, has a `true_dtype`.
         return tf.cast(tensor, dtype) if dtype and hasattr(value, "true_dtype") else tensor
+    if isinstance(value, tf.Tensor) and hasattr(value, "numpy"):
+        # An eager tensor with many values would be captured, not written into the graph.
+        return tf.constant(value.numpy())
     if isinstance(value, dict):
         replaced = {k: _replace(v, tensor_of, dtype) for k, v in value.items()}
         changed = any(replaced[k] is not value[k] for k in value)

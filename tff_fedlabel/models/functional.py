@@ -9,10 +9,15 @@ import collections
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_fedlabel.models._stateless import stateless_forward
+from tff_fedlabel import _validation
+from tff_fedlabel.models._random_operations import warn_of_stateful_draws
+from tff_fedlabel.models._stateless import BatchNormError, modules_of, stateless_forward
+
+__all__ = ["BatchNormError", "functional_model"]
 
 KerasModelOrBuilder = tf.keras.Model | Callable[[], tf.keras.Model]
 
@@ -20,10 +25,6 @@ _PIXEL_MAX = 255.0
 _NOT_LOGITS = ("Softmax", "Sigmoid")
 # Ops through which an activation still reaches the output unchanged.
 _TRANSPARENT = ("Identity", "IdentityN", "Reshape", "Squeeze", "Cast")
-
-
-class BatchNormError(ValueError):
-    """A Keras model keeps statistics, which a FunctionalModel cannot carry."""
 
 
 def functional_model(
@@ -38,15 +39,24 @@ def functional_model(
     * `input_spec` is `OrderedDict(x=[None, *input_shape] input_dtype, y=[None] int32)`.
     * `predict_on_batch(model_weights, x, training)` gives float32 logits `[batch, classes]`. A
       uint8 `x` is divided by 255; a float `x` goes to the network as it is, whatever the spec says.
-      It works in a graph and eagerly, owns no variables, and lets gradients through to the weights.
+      It works in a graph and eagerly, owns no variables, and lets gradients through to the
+      trainable weights alone, always as dense tensors.
     * `loss(output, label, sample_weight=None)` is the mean cross-entropy over the batch (0 for an
       empty batch); with weights, the sum of `weight * cross-entropy` over the batch size.
     * The metrics are `accuracy`, `loss` (means per image, 0 without images) and `num_examples`.
-    * `initial_weights` are the Keras model's, in the order of its `trainable_weights`, so that
-      `keras_model.set_weights(trainable)` takes them back.
+    * `initial_weights` are the Keras model's: a tuple in the order of its `trainable_weights`, and
+      one in the order of its `non_trainable_weights`, as `trainable` flags stood when this function
+      was called. `variable.assign(value)`, pair by pair, takes them back.
+
+    Frozen layers (`layer.trainable = False`) and weights that a layer keeps but never changes, such
+    as those of `Normalization`, travel as `initial_weights[1]` and stay what they are. So a
+    pretrained base can be frozen in whole or in part. Keras runs a `BatchNormalization` that is
+    frozen, or called with `training=False`, with the statistics it has, and so does this model; one
+    that moves its statistics is refused.
 
     Dropout and the other random Keras layers are active with `training=True`. What they draw
-    depends on the images and the weights only, so that the same run draws the same again.
+    depends on the images and the weights only, so that the same run draws the same again. Layers
+    that call `tf.random.*` cannot do so, and a warning names them.
 
     Keras' mixed precision policies work, of the process (`tf.keras.mixed_precision`) or of single
     layers, as they were when the layers were made. `mixed_bfloat16` and `mixed_float16` layers
@@ -57,20 +67,23 @@ def functional_model(
     Args:
       keras_model: A Keras model with one input and one output, or a function without arguments
         that builds it.
-      input_shape: `(height, width, channels)` of one image.
+      input_shape: `(height, width, channels)` of one image, each 1 or more.
       input_dtype: `tf.uint8` (pixels 0 to 255) or `tf.float32` (pixels in [0, 1]): what the
         datasets hold.
-      num_classes: If given, the number of logits the model must have.
+      num_classes: If given, the number of logits the model must have, 2 or more.
 
     Raises:
-      BatchNormError: If a layer keeps weights that are not trained, as BatchNormalization does.
-      ValueError: If the model does not map such images to logits `[batch, classes]`, ends in a
-        softmax or sigmoid, has regularisers (a FunctionalModel has no place for them), or keeps
-        weights of 16 bits (the policies `float16` and `bfloat16`; use the mixed ones).
+      BatchNormError: If a layer changes a weight while it computes, as a BatchNormalization does
+        that is not frozen. It is a `ValueError`.
+      ValueError: If an argument is out of range (a `TypeError` too if it is of the wrong type), or
+        the model does not map such images to logits `[batch, classes]`, has no trainable weight,
+        ends in a softmax or sigmoid, has regularisers (a FunctionalModel has no place for them), or
+        trains weights of 16 bits (the policies `float16` and `bfloat16`; use the mixed ones).
     """
-    input_dtype = tf.as_dtype(input_dtype)
-    if input_dtype not in (tf.uint8, tf.float32):
-        raise ValueError(f"input_dtype must be uint8 or float32, got {input_dtype.name}.")
+    input_shape = _image_shape(input_shape)
+    input_dtype = _image_dtype(input_dtype)
+    if num_classes is not None:
+        num_classes = _validation.check_int("num_classes", num_classes, 2, or_else=" or None")
     image_spec = tf.TensorSpec([None, *input_shape], tf.float32)
     with tf.device("CPU"):  # The initial weights must not depend on the machine's accelerator.
         model = _built_model(keras_model, image_spec)
@@ -80,6 +93,11 @@ def functional_model(
         for training in (False, True)
     }
     _check_output(forwards[False], num_classes)
+    warn_of_stateful_draws(model, list(forwards.values()), stacklevel=2)
+    trainable, constant = (
+        tuple(np.asarray(w.numpy()) for w in weights)  # A scalar's is no array.
+        for weights in (model.trainable_weights, model.non_trainable_weights)
+    )
 
     @tf.function
     def predict_on_batch(model_weights: Any, x: tf.Tensor, training: bool = True) -> tf.Tensor:
@@ -87,7 +105,7 @@ def functional_model(
         return tf.cast(forwards[training](_float_pixels(x), *weights), tf.float32)
 
     return tff.learning.models.FunctionalModel(
-        initial_weights=(tuple(w.numpy() for w in model.trainable_weights), ()),
+        initial_weights=(trainable, constant),
         predict_on_batch_fn=predict_on_batch,
         loss_fn=_mean_cross_entropy,
         metrics_fns=(_initialize_metrics, _update_metrics, _finalize_metrics),
@@ -96,6 +114,29 @@ def functional_model(
             y=tf.TensorSpec([None], tf.int32),
         ),
     )
+
+
+def _image_shape(input_shape: Any) -> tuple[int, int, int]:
+    sides = input_shape.as_list() if isinstance(input_shape, tf.TensorShape) else input_shape
+    sides = tuple(sides) if isinstance(sides, list | tuple) else ()
+    if len(sides) != 3:
+        raise _validation.WrongTypeError(
+            f"input_shape must be (height, width, channels), got {input_shape!r}."
+        )
+    return tuple(
+        _validation.check_int(f"input_shape[{index}]", side) for index, side in enumerate(sides)
+    )
+
+
+def _image_dtype(input_dtype: Any) -> tf.DType:
+    try:
+        dtype = tf.as_dtype(input_dtype)
+    except TypeError:
+        dtype = None
+    if dtype not in (tf.uint8, tf.float32):
+        got = repr(input_dtype) if dtype is None else dtype.name
+        raise _validation.WrongTypeError(f"input_dtype must be uint8 or float32, got {got}.")
+    return dtype
 
 
 def _float_pixels(x: tf.Tensor) -> tf.Tensor:
@@ -110,13 +151,13 @@ def _built_model(keras_model: KerasModelOrBuilder, image_spec: tf.TensorSpec) ->
     model = keras_model
     if not isinstance(model, tf.keras.Model):
         if not callable(keras_model):
-            raise ValueError(
+            raise _validation.WrongTypeError(
                 "keras_model must be a tf.keras.Model or a function that builds one, got "
                 f"{type(keras_model).__name__}."
             )
         model = keras_model()
         if not isinstance(model, tf.keras.Model):
-            raise ValueError(
+            raise _validation.WrongTypeError(
                 "The function given as keras_model must return a tf.keras.Model, it returned "
                 f"{type(model).__name__}."
             )
@@ -157,24 +198,16 @@ def _check_input(model: tf.keras.Model, image_spec: tf.TensorSpec) -> None:
 
 
 def _check_model(model: tf.keras.Model) -> None:
-    for layer in (model, *model.submodules):
-        if isinstance(layer, tf.keras.layers.BatchNormalization):
-            raise BatchNormError(
-                f"Layer {layer.name!r} is a batch normalisation, whose statistics a "
-                "FunctionalModel cannot carry: use tf.keras.layers.GroupNormalization instead."
-            )
+    for layer in modules_of(model):
         if isinstance(layer, tf.keras.layers.Rescaling) and _divides_pixels(layer):
             raise ValueError(
                 f"Layer {layer.name!r} scales pixels by {layer.scale:.3g}, but they reach the "
                 "model in [0, 1] already: remove it."
             )
-    if model.non_trainable_weights:
-        raise BatchNormError(
-            f"Weight {model.non_trainable_weights[0].name!r} is not trainable, and a "
-            "FunctionalModel cannot carry such state: use layers whose weights are all trained."
-        )
     if not model.trainable_weights:
-        raise ValueError("The Keras model has no trainable weights.")
+        raise ValueError(
+            "The Keras model has no trainable weights: one layer at least must not be frozen."
+        )
     for weight in model.trainable_weights:
         if weight.dtype in (tf.float16, tf.bfloat16):
             raise ValueError(
