@@ -120,21 +120,54 @@ def _same_order(names: list[tuple], others: list[tuple]) -> bool:
 
 
 def _from_its_start(dataset: tf.data.Dataset) -> tf.Tensor:
-    """The dataset's variant; of one that shuffles a copy with seed generators of its own."""
+    """The dataset's variant; one that shuffles starts from its seed whenever it is read."""
     variant = tf.data.experimental.to_variant(dataset)
     if not may_shuffle(dataset):
         return variant
     graph = _graph_of(variant)
     nodes = {node.name: node for node in graph.node}
-    for node in graph.node:
-        if node.op not in _SHUFFLES:
-            continue
+    shuffles = [node for node in graph.node if node.op in _SHUFFLES]
+    if not shuffles:
+        return variant
+    for node in shuffles:
         # The last input is the handle of the generator, and one that is found by that name is
         # shared. An unknown name makes a generator, which ends with the dataset.
         source = nodes[node.input[-1].split(":")[0]]
         for handle in source.attr["value"].tensor.resource_handle_val:
             handle.name = f"tff_seed_generator_{next(_copies)}"
-    return tf.raw_ops.DatasetFromGraph(graph_def=graph.SerializeToString())
+    return _made_when_read(graph.SerializeToString(), dataset)
+
+
+def _made_when_read(graph: bytes, dataset: tf.data.Dataset) -> tf.Tensor:
+    """A dataset that each iterator makes anew out of a graph.
+
+    Iterators of one dataset share its seed generators: which of two loops over it in one client's
+    work came first, and so got the first order, would be left to chance.
+    """
+    specs = tf.nest.flatten(dataset.element_spec)
+    kind = {
+        "output_types": [spec.dtype for spec in specs],
+        "output_shapes": [spec.shape for spec in specs],
+    }
+    read = tf.raw_ops.FlatMapDataset(
+        input_dataset=tf.raw_ops.TensorDataset(components=[graph], output_shapes=[[]]),
+        other_arguments=[],
+        f=_maker(),
+        **kind,
+    )
+    if dataset.cardinality() == tf.data.UNKNOWN_CARDINALITY:
+        return read
+    return tf.raw_ops.AssertCardinalityDataset(
+        input_dataset=read, cardinality=dataset.cardinality(), **kind
+    )
+
+
+@functools.cache
+def _maker():
+    """serialized graph -> the dataset that it makes."""
+    make = tf.function(lambda graph: tf.raw_ops.DatasetFromGraph(graph_def=graph))
+    with tf.device(None):  # the first to ask may be a client on a GPU
+        return make.get_concrete_function(tf.TensorSpec([], tf.string))
 
 
 def _graph_of(variant: tf.Tensor) -> tf.compat.v1.GraphDef:
