@@ -24,7 +24,7 @@ import sys
 
 from absl import flags
 
-from tff_fedlabel import cli
+from tff_fedlabel import command_line
 
 FLAGS = flags.FLAGS
 
@@ -53,12 +53,12 @@ def benchmark() -> int:
         return _probe()
     cores = _available_cores()
     if (FLAGS.benchmark == "stacks") != (FLAGS.other_python is not None):
-        raise cli.UsageError("--benchmark stacks and --other_python go together")
+        raise command_line.UsageError("--benchmark stacks and --other_python go together")
     output = FLAGS.output or (None if FLAGS.quick else _DEFAULT_OUTPUT)
     if output is not None:
         from benchmarks import harness
 
-        with cli.wrong_values_are_usage():
+        with command_line.wrong_values_are_usage():
             harness.check_output(output)
     if FLAGS.benchmark == "all":
         return _in_processes([{"benchmark": name} for name in _NAMES])
@@ -73,7 +73,7 @@ def benchmark() -> int:
 def _available_cores() -> list[int]:
     cores = sorted(os.sched_getaffinity(0))
     if FLAGS.cores is not None and not 1 <= FLAGS.cores <= len(cores):
-        raise cli.UsageError(f"--cores must be 1 to {len(cores)}, got {FLAGS.cores}")
+        raise command_line.UsageError(f"--cores must be 1 to {len(cores)}, got {FLAGS.cores}")
     return cores
 
 
@@ -106,10 +106,10 @@ def _probe() -> int:
 
 
 def _measure(output: str | os.PathLike | None) -> int:
-    from tff_fedlabel import runtime, tasks
+    from tff_fedlabel import _validation, runtime
 
-    with cli.wrong_values_are_usage():
-        tasks.check_name("runtime", FLAGS.runtime, runtime.RUNTIMES)
+    with command_line.wrong_values_are_usage():
+        _validation.check_name("runtime", FLAGS.runtime, runtime.RUNTIMES)
 
     from benchmarks import harness, memory, pfl, rounds, setup, stacks
 
@@ -144,4 +144,4 @@ def _command() -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(cli.run_command(sys.argv, define_flags, benchmark))
+    sys.exit(command_line.run_command(sys.argv, define_flags, benchmark))

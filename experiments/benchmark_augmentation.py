@@ -12,7 +12,7 @@ import time
 
 from absl import flags
 
-from tff_fedlabel import cli
+from tff_fedlabel import command_line
 
 FLAGS = flags.FLAGS
 
@@ -38,7 +38,7 @@ def benchmark() -> int:
     from tff_fedlabel import augmentation
 
     def ours(augment):
-        return lambda images: augment(images, seed=0, round_num=0)
+        return lambda images: augment(images, seed=(0, 0))
 
     def theirs_of(augment):
         return keras_cv.layers.RandAugment(
@@ -71,4 +71,4 @@ def benchmark() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(cli.run_command(sys.argv, define_flags, benchmark))
+    sys.exit(command_line.run_command(sys.argv, define_flags, benchmark))

@@ -13,7 +13,7 @@ import time
 
 from absl import flags
 
-from tff_fedlabel import cli
+from tff_fedlabel import command_line
 
 FLAGS = flags.FLAGS
 
@@ -103,4 +103,4 @@ def benchmark() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(cli.run_command(sys.argv, define_flags, benchmark))
+    sys.exit(command_line.run_command(sys.argv, define_flags, benchmark))

@@ -13,7 +13,7 @@ import sys
 
 from absl import flags
 
-from tff_fedlabel import cli
+from tff_fedlabel import command_line
 
 FLAGS = flags.FLAGS
 
@@ -39,7 +39,7 @@ def check() -> int:
     if FLAGS.probe:
         gpu_report.probe(FLAGS.probe)
         return 0
-    with cli.wrong_values_are_usage():
+    with command_line.wrong_values_are_usage():
         size = gpu_report.Size(
             **{
                 field.name: getattr(FLAGS, field.name)
@@ -63,4 +63,4 @@ def check() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(cli.run_command(sys.argv, define_flags, check))
+    sys.exit(command_line.run_command(sys.argv, define_flags, check))

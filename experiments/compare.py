@@ -1,4 +1,4 @@
-"""Runs a comparison of methods (`tff_fedlabel.studies`) and writes its table and curves.
+"""Runs a comparison of methods (`studies`) and writes its table and curves.
 
   python experiments/compare.py --study fashion_mnist --data_dir ~/tensorflow_datasets \
       --output_dir runs/fashion_mnist --results_dir experiments/results
@@ -10,7 +10,7 @@ import sys
 
 from absl import flags
 
-from tff_fedlabel import cli
+from tff_fedlabel import command_line
 
 FLAGS = flags.FLAGS
 
@@ -24,12 +24,14 @@ def define_flags() -> None:
 
 
 def compare() -> int:
-    from tff_fedlabel import studies, tasks
+    import studies
 
-    with cli.wrong_values_are_usage():
-        tasks.check_name("study", FLAGS.study, studies.STUDIES)
+    from tff_fedlabel import _validation
+
+    with command_line.wrong_values_are_usage():
+        _validation.check_name("study", FLAGS.study, studies.STUDIES)
     if not FLAGS.output_dir:
-        raise cli.UsageError("--output_dir is required")
+        raise command_line.UsageError("--output_dir is required")
     study = studies.STUDIES[FLAGS.study]
     table = studies.run(study, FLAGS.output_dir, data_dir=FLAGS.data_dir)
     results_dir = FLAGS.results_dir or FLAGS.output_dir
@@ -39,4 +41,4 @@ def compare() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(cli.run_command(sys.argv, define_flags, compare))
+    sys.exit(command_line.run_command(sys.argv, define_flags, compare))

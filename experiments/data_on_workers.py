@@ -22,7 +22,7 @@ import sys
 
 from absl import flags
 
-from tff_fedlabel import cli
+from tff_fedlabel import command_line
 
 FLAGS = flags.FLAGS
 _SHAPE = (8, 8, 1)
@@ -148,7 +148,7 @@ def cohort(rng, ids, workers, clients_per_worker):
 def train() -> int:
     number = FLAGS.num_clients
     workers = max(1, len(FLAGS.addresses))
-    with cli.wrong_values_are_usage():
+    with command_line.wrong_values_are_usage():
         _check(number, workers)
         if FLAGS.write_demo:
             write_demo(FLAGS.write_demo, number, FLAGS.seed)
@@ -197,4 +197,4 @@ def _check(number, workers):
 
 
 if __name__ == "__main__":
-    sys.exit(cli.run_command(sys.argv, define_flags, train))
+    sys.exit(command_line.run_command(sys.argv, define_flags, train))

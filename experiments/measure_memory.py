@@ -7,7 +7,7 @@ import sys
 
 from absl import flags
 
-from tff_fedlabel import cli
+from tff_fedlabel import command_line
 
 FLAGS = flags.FLAGS
 
@@ -25,7 +25,7 @@ def measure() -> int:
 
     import pandas as pd
 
-    from tff_fedlabel import tasks, training
+    from tff_fedlabel import training
 
     def resident_mb(pid: str) -> float:
         fields = pathlib.Path(f"/proc/{pid}/status").read_text().split("VmRSS:")[1].split()
@@ -61,7 +61,7 @@ def measure() -> int:
             )
 
     with tempfile.TemporaryDirectory() as directory:
-        config = tasks.make_config("digits", rounds=FLAGS.rounds)
+        config = training.make_config("digits", rounds=FLAGS.rounds)
         training.run(config, directory, resume=True, runtime="local", on_round=on_round)
     table = pd.DataFrame(rows)
     print(table.to_string(index=False, float_format="%.1f"))
@@ -71,4 +71,4 @@ def measure() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(cli.run_command(sys.argv, define_flags, measure))
+    sys.exit(command_line.run_command(sys.argv, define_flags, measure))

@@ -8,7 +8,7 @@ import sys
 
 from absl import flags
 
-from tff_fedlabel import cli
+from tff_fedlabel import command_line
 
 FLAGS = flags.FLAGS
 
@@ -48,7 +48,7 @@ def _draw(images, magnitude):
 def show() -> int:
     from tff_fedlabel.datasets import sources
 
-    with cli.wrong_values_are_usage():
+    with command_line.wrong_values_are_usage():
         test = sources.load(FLAGS.dataset, FLAGS.data_dir).test
         grid = _draw(test.x[: FLAGS.num_images], FLAGS.magnitude)
     os.makedirs(os.path.dirname(FLAGS.output) or ".", exist_ok=True)
@@ -58,4 +58,4 @@ def show() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(cli.run_command(sys.argv, define_flags, show))
+    sys.exit(command_line.run_command(sys.argv, define_flags, show))

@@ -76,8 +76,8 @@ def kernel(tmp_path_factory):
         assert not started.run(
             "import asyncio\nimport pathlib\nimport numpy as np\n"
             "import tensorflow as tf\nimport tensorflow_federated as tff\n"
-            "from tff_fedlabel import tasks, training\n"
-            f"config = tasks.make_config('digits', **{CHOICES})"
+            "from tff_fedlabel import training\n"
+            f"config = training.make_config('digits', **{CHOICES})"
         )
         yield started
     finally:
@@ -151,7 +151,7 @@ def test_an_interrupted_run_is_continued(kernel):
 
 
 def test_other_errors_are_one_line_too(kernel):
-    wrong = "training.run(tasks.make_config('digits', num_clients=5000), 'other')"
+    wrong = "training.run(training.make_config('digits', num_clients=5000), 'other')"
     first, *rest = shown_errors(kernel.run(wrong))
     assert first == "ConfigError: num_clients must be at most the number of images (1439), got 5000"
     assert len(rest) == 1

@@ -24,16 +24,8 @@ _SUBMODULES = (
     "tasks",
     "training",
 )
-_FROM_ALGORITHMS = (
-    "FedAvgConfig",
-    "FedLabelConfig",
-    "FedProxConfig",
-    "build_fedavg",
-    "build_fedlabel",
-    "build_fedprox",
-)
-
-__all__ = [*_FROM_ALGORITHMS, *_SUBMODULES]
+# Beside these, `build_<method>` and the class of its parameters of every method in `algorithms`.
+__all__ = [*_SUBMODULES]
 
 
 def _check_environment() -> None:
@@ -55,8 +47,10 @@ def _check_environment() -> None:
 def __getattr__(name: str):
     if name in _SUBMODULES:
         return importlib.import_module(f"tff_fedlabel.{name}")
-    if name in _FROM_ALGORITHMS:
-        return getattr(importlib.import_module("tff_fedlabel.algorithms"), name)
+    if name.startswith("build_") or name.endswith("Config"):
+        algorithms = importlib.import_module("tff_fedlabel.algorithms")
+        if hasattr(algorithms, name):
+            return getattr(algorithms, name)
     raise AttributeError(f"module 'tff_fedlabel' has no attribute {name!r}")
 
 
@@ -67,7 +61,8 @@ def _end_tffs_own_context() -> None:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    of_methods = importlib.import_module("tff_fedlabel.algorithms").__all__
+    return sorted({*globals(), *__all__, *(n for n in of_methods if n[0] == "b" or "Config" in n)})
 
 
 _check_environment()

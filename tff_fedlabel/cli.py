@@ -1,51 +1,25 @@
-"""The command line: flags, what appears on the screen, exit codes.
+"""The trainer's command line: its flags, and what appears on the screen.
 
-Nothing heavy is imported before the flags are known to be right, so a typing error answers at
-once. Exit codes: 0 done, 1 failure, 2 wrong usage, 130 and 143 stopped by SIGINT and SIGTERM.
+The flags are those of a run and of its methods: the fields of `training.RunConfig` and of the
+methods' configurations, explained there.
 """
 
-import contextlib
 import datetime
 import functools
 import os
 import sys
-import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from absl import flags
 
-from tff_fedlabel import _progress
+from tff_fedlabel import _parameters, _validation, algorithms, command_line, tasks
+from tff_fedlabel.training.config import method_parameters, run_parameters
 
 FLAGS = flags.FLAGS
 
-# Fields of `tasks.RunConfig`. A flag that is not given leaves the choice to the task.
-_RUN_FLAGS = {
-    "rounds": (int, "communication rounds T"),
-    "num_clients": (int, "clients M that the images are dealt out to"),
-    "clients_per_round": (int, "clients m in a round"),
-    "labeled_fraction": (float, "share of each client's images that keep their label, in (0, 1]"),
-    "alpha": (float, "Dirichlet parameter of the partition, 0.01 to inf (IID)"),
-    "partition": (str, "client: a class mixture per client; class: shares of each class"),
-    "split": (str, "pooled: 80/5/15 of all published images; official: the published test set"),
-    "model": (str, "cnn, resnet18, resnet34 or resnet50"),
-    "width": (int, "width of the model (64 for ResNets)"),
-    "mixed_precision": (str, "float16 or bfloat16: the model computes in it, for fast GPUs"),
-    "lr": (float, "learning rate eta of the clients' SGD"),
-    "batch_size": (int, "images in a batch"),
-    "tau": (str, "labelled steps of a client in a round, or 'epoch': one pass over its images"),
-    "tau_unlabeled": (str, "unlabelled steps tau', or 'epoch'"),
-    "threshold": (float, "beta in [0, 1]: a pseudo-label is kept above this probability"),
-    "consistency_weight": (float, "lambda_0 of the global-local consistency term"),
-    "confidence": (str, "variance or entropy"),
-    "selection": (str, "adaptive, local or global: which expert labels"),
-    "strong_augment": (str, "paper (10 operations at magnitude 1), single (1 at 10) or none"),
-    "proximal_strength": (float, "mu of FedProx's term"),
-    "server_lr": (float, "learning rate of the server's SGD"),
-    "server_momentum": (float, "momentum of the server's SGD"),
-    "eval_every": (int, "rounds between evaluations"),
-    "seed": (int, "seed of everything"),
-}
+# Fields of a run that are no flags: the task names the data set.
+_NO_FLAGS = ("task", "algorithm", "source")
 
 # Flag -> the runtime that alone has it, and its option there.
 _RUNTIME_FLAGS = {
@@ -55,22 +29,24 @@ _RUNTIME_FLAGS = {
     "workers": ("workers", "addresses"),
 }
 
-_INTERNAL = ("probe",)  # by which scripts call themselves
+_KINDS = {
+    int: flags.DEFINE_integer,
+    float: flags.DEFINE_float,
+    str: flags.DEFINE_string,
+    bool: flags.DEFINE_bool,
+}
 
-_KINDS = {int: flags.DEFINE_integer, float: flags.DEFINE_float, str: flags.DEFINE_string}
+
+def _run_parameters() -> dict[str, _parameters.Parameter]:
+    return {name: p for name, p in run_parameters().items() if name not in _NO_FLAGS}
 
 
 def define_flags() -> None:
-    """Defines the flags of `main`."""
-    flags.DEFINE_string(
-        "task",
-        "digits",
-        "digits (needs no download), fashion_mnist, emnist, cifar10, cifar100, organamnist or "
-        "bloodmnist",
-    )
-    flags.DEFINE_string("algorithm", "fedlabel", "fedlabel, fedavg or fedprox")
-    for name, (kind, text) in _RUN_FLAGS.items():
-        _KINDS[kind](name, None, text)
+    """Defines the flags of `main`. A flag that is not given leaves the choice to the task."""
+    flags.DEFINE_string("task", "digits", f"{_list(tasks.TASKS)}; digits needs no download")
+    flags.DEFINE_string("algorithm", "fedlabel", _list(algorithms.METHODS))
+    for parameter in {**_run_parameters(), **method_parameters()}.values():
+        _KINDS[parameter.kind](parameter.name, None, parameter.help)
     flags.DEFINE_string("data_dir", None, "where the data sets lie, or are downloaded to")
     flags.DEFINE_string("output_dir", None, "the run directory; default: a new one under runs/")
     flags.DEFINE_string(
@@ -87,131 +63,40 @@ def define_flags() -> None:
     flags.DEFINE_bool("verbose", False, "show TensorFlow's log and the traceback of a failure")
 
 
+def _list(names) -> str:
+    *most, last = names
+    return f"{', '.join(most)} or {last}" if most else last
+
+
 def main(argv: Sequence[str]) -> int:
     """Runs the command line `argv` (with the program's name first); returns the exit code."""
-    return run_command(argv, define_flags, _train)
-
-
-def run_command(argv: Sequence[str], define: Callable[[], None], command: Callable[[], int]) -> int:
-    """Parses `argv` with the flags that `define` adds, then runs `command`.
-
-    Returns:
-      The exit code. What goes wrong is told in one line on stderr.
-    """
-    define()
-    try:
-        if {"--help", "-help", "--helpshort", "-h", "-helpshort"} & set(argv[1:]):
-            print(_help(argv[0], define))
-            return 0
-        rest = FLAGS(list(argv))
-        if len(rest) > 1:
-            return _complain(f"unexpected argument {rest[1]!r}; flags start with --", 2)
-    except UnicodeError:
-        return _complain("--flagfile names a file that is not text", 2)
-    except flags.Error as error:
-        text = str(error).removeprefix("ERROR:: ")
-        return _complain(f"{text} (--helpshort lists the flags)", 2)
-    if FLAGS.verbose:
-        os.environ["TF_CPP_MIN_LOG_LEVEL"] = "0"
-    try:
-        return command()
-    except KeyboardInterrupt:
-        return _complain("interrupted", 130)
-    except Exception as error:  # noqa: BLE001 (a user gets one line, whatever happened)
-        if FLAGS.verbose:
-            traceback.print_exc()
-        return _complain(*_explain(error))
-
-
-def _explain(error: Exception) -> tuple[str, int]:
-    """The line that tells a user what went wrong, and the exit code."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    if isinstance(error, UsageError):
-        return text, 2
-
-    from tff_fedlabel import runtime, training
-    from tff_fedlabel.datasets import sources
-
-    if isinstance(error, training.Interrupted):
-        return text, 128 + error.signal_number
-    if isinstance(error, training.RunDirectoryError | training.ConfigError):
-        return text, 2
-    known = (
-        training.CheckpointError,
-        sources.DataNotFoundError,
-        sources.CorruptDataError,
-        *_runtime_errors(runtime),
+    return command_line.run_command(
+        argv, define_flags, _train, "A flag that is not given takes the task's value."
     )
-    if isinstance(error, known):
-        return text, 1
-    return f"{type(error).__name__}: {text[:500]} (--verbose shows where)", 1
-
-
-def _runtime_errors(runtime) -> tuple[type[Exception], ...]:
-    """The exceptions by which a runtime says that it did not start or that it failed."""
-    exported = (getattr(runtime, name) for name in runtime.__all__)
-    return tuple(e for e in exported if isinstance(e, type) and issubclass(e, RuntimeError))
-
-
-class UsageError(ValueError):
-    """What the user asked for makes no sense; exit code 2."""
-
-
-@contextlib.contextmanager
-def wrong_values_are_usage() -> Iterator[None]:
-    """Inside, a `ValueError` that is not about damaged data means wrong usage: exit code 2."""
-    try:
-        yield
-    except ValueError as error:
-        from tff_fedlabel.datasets import sources
-
-        if isinstance(error, UsageError | sources.CorruptDataError):
-            raise
-        raise UsageError(str(error)) from error
-
-
-def _complain(text: str, code: int) -> int:
-    print(f"{os.path.basename(sys.argv[0]) or 'tff_fedlabel'}: {text}", file=sys.stderr)
-    return code
-
-
-def _help(program: str, define: Callable[[], None]) -> str:
-    lines = [f"usage: {program} [--flag value ...]", ""]
-    # absl files the flags of a script under its name.
-    module = sys.argv[0] if define.__module__ == "__main__" else define.__module__
-    flags_of_module = FLAGS.flags_by_module_dict()[module]
-    ours = [flag for flag in flags_of_module if flag.name not in _INTERNAL]
-    width = max(len(flag.name) for flag in ours) + 4
-    for flag in ours:
-        default = "" if flag.default in (None, False) else f" [{flag.default}]"
-        lines.append(f"  --{flag.name:<{width}}{flag.help}{default}")
-    lines.append("")
-    if define is define_flags:
-        lines.append("A flag that is not given takes the task's value.")
-    lines.append("--flagfile FILE reads flags from a file; experiments/flagfiles has one per task.")
-    return "\n".join(lines)
 
 
 def _train() -> int:
     if FLAGS.resume and not FLAGS.output_dir:
-        raise UsageError("--resume needs --output_dir, the run to continue")
+        raise command_line.UsageError("--resume needs --output_dir, the run to continue")
     runtime_name, runtime_options = _runtime()
 
-    from tff_fedlabel import runtime, tasks, training
+    from tff_fedlabel import runtime, training
 
-    choices = {name: getattr(FLAGS, name) for name in _RUN_FLAGS}
-    for name in ("tau", "tau_unlabeled"):
-        choices[name] = _steps(name, choices[name])
-    choices = {name: value for name, value in choices.items() if value is not None}
+    choices = {}
+    for name, parameter in {**_run_parameters(), **method_parameters()}.items():
+        if getattr(FLAGS, name) is not None:
+            choices[name] = parameter.parse(getattr(FLAGS, name))
     for name in ("task", "algorithm"):
         if FLAGS[name].present:
             choices[name] = getattr(FLAGS, name)
     if FLAGS.resume:  # What is not said again is as it was.
         choices = {**training.stored_choices(FLAGS.output_dir), **choices}
-    with wrong_values_are_usage():
-        config = tasks.make_config(**{"task": FLAGS.task, "algorithm": FLAGS.algorithm, **choices})
-        tasks.check_name("runtime", runtime_name, ("auto", *runtime.RUNTIMES))
-        tasks.check_count("checkpoint_every", FLAGS.checkpoint_every)
+    with command_line.wrong_values_are_usage():
+        config = training.make_config(
+            **{"task": FLAGS.task, "algorithm": FLAGS.algorithm, **choices}
+        )
+        _validation.check_name("runtime", runtime_name, ("auto", *runtime.RUNTIMES))
+        _validation.check_int("checkpoint_every", FLAGS.checkpoint_every)
     output_dir = FLAGS.output_dir or _new_directory(config)
     terminal = sys.stderr.isatty()
     summary = training.run(
@@ -243,21 +128,12 @@ def _runtime() -> tuple[str, dict[str, Any]]:
         name = stored[0]
     for flag in given:
         if _RUNTIME_FLAGS[flag][0] != name:
-            raise UsageError(f"--{flag} needs --runtime {_RUNTIME_FLAGS[flag][0]}, not {name}")
+            raise command_line.UsageError(
+                f"--{flag} needs --runtime {_RUNTIME_FLAGS[flag][0]}, not {name}"
+            )
     if name == "workers" and "workers" not in given and not (stored and stored[0] == name):
-        raise UsageError("--runtime workers needs --workers host:port,host:port")
+        raise command_line.UsageError("--runtime workers needs --workers host:port,host:port")
     return name, {_RUNTIME_FLAGS[flag][1]: getattr(FLAGS, flag) for flag in given}
-
-
-def _steps(name: str, value: str | None) -> int | str | None:
-    if value is None or value == "epoch":
-        return value
-    try:
-        return int(value)
-    except ValueError:
-        raise UsageError(
-            f"{name} must be a whole number of 1 or more, or 'epoch', got {value!r}"
-        ) from None
 
 
 def _new_directory(config) -> str:
@@ -267,6 +143,8 @@ def _new_directory(config) -> str:
 
 def _print_round(rounds: int, done: int, metrics: dict[str, float]) -> None:
     """One line for each evaluation."""
+    from tff_fedlabel import _progress
+
     shown = _progress.headline(metrics)
     if "accuracy" in shown:
         text = ", ".join(f"{name} {value}" for name, value in shown.items())

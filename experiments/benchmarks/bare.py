@@ -1,30 +1,23 @@
 """A round without TFF: one `tf.function` with a loop over the clients."""
 
 import collections
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import tensorflow as tf
+import tensorflow_federated as tff
 
-from tff_fedlabel.algorithms import _client_work
+from tff_fedlabel.algorithms import METHODS, Client, Setup, _builder_arguments
 
 
-def client_update_of(build: Callable, *arguments, **keywords) -> Callable:
-    """The client update that a builder of `tff_fedlabel.algorithms` hands to TFF.
-
-    Taken from the builder itself, so that the bare loop runs the very same code.
-    """
-    captured = []
-
-    def capture(model, client_optimizer, client_update, **tail):
-        del model, client_optimizer, tail
-        captured.append(client_update)
-
-    with mock.patch.object(_client_work, "build_learning_process", capture):
-        build(*arguments, **keywords)
-    return captured[0]
+def client_update_of(name: str, model, optimizer, config=None) -> Callable:
+    """A method's client update `Client -> ClientOutput`: the code that its processes run."""
+    method = METHODS[name]
+    config = method.config_class() if config is None else config
+    loop = tff.learning.LoopImplementation.DATASET_ITERATOR
+    return functools.partial(method.client_update, Setup(model, optimizer, config, loop))
 
 
 def build_round(
@@ -46,7 +39,7 @@ def build_round(
       client_update: From `client_update_of`.
       uniform: Whether the clients count alike.
     """
-    x_spec, y_spec = _client_work.input_specs(model)
+    x_spec, y_spec = _builder_arguments.input_specs(model)
     labeled_spec = collections.OrderedDict(x=x_spec, y=y_spec)
     unlabeled_spec = collections.OrderedDict(x=x_spec)
     weights, non_trainable = (
@@ -60,7 +53,7 @@ def build_round(
     @tf.function
     def one_client(weights, labeled, unlabeled):
         output = client_update(
-            _client_work.ClientInput(
+            Client(
                 weights=weights,
                 non_trainable=non_trainable,
                 labeled=from_variant(labeled, labeled_spec),
@@ -69,7 +62,7 @@ def build_round(
                 hparams=hparams,
             )
         )
-        weight = output.num_images
+        weight = output.num_examples
         if uniform:
             weight = tf.cast(weight > 0, tf.float32)
         delta = tuple(d * weight for d in output.delta)

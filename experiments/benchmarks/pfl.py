@@ -65,7 +65,7 @@ def pfl(table: Table, options: setup.Options) -> None:
     process = tff_fedlabel.build_fedavg(
         cnn, optimizer, client_weighting=tff.learning.ClientWeighting.UNIFORM
     )
-    client_update = bare.client_update_of(tff_fedlabel.build_fedavg, cnn, optimizer)
+    client_update = bare.client_update_of("fedavg", cnn, optimizer)
     bare_round = bare.build_round(cnn, optimizer, client_update, uniform=True)
     with runners(options.runtime, "local") as (tested, local):
         seconds = in_turn(

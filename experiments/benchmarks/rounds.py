@@ -35,7 +35,7 @@ def client_work(table: Table, options: setup.Options) -> None:
     sizes = ((2, 2), (3, 2)) if options.quick else ((4, 4), (10, 10), (10, 20))
     model, optimizer = setup.cnn(), tff.learning.optimizers.build_sgdm(0.01)
     arguments = (model, optimizer, every_image_kept())
-    client_update = bare.client_update_of(tff_fedlabel.build_fedlabel, *arguments)
+    client_update = bare.client_update_of("fedlabel", *arguments)
     bare_round = bare.build_round(model, optimizer, client_update)
     process = tff_fedlabel.build_fedlabel(*arguments)
     with runners(options.runtime) as (tested,):
@@ -107,7 +107,7 @@ def overhead(table: Table, options: setup.Options) -> None:
     sizes = (10, 40) if options.quick else (100, 1000, 5000)
     batch = 10
     model, optimizer = setup.linear(), tff.learning.optimizers.build_sgdm(0.01)
-    client_update = bare.client_update_of(tff_fedlabel.build_fedavg, model, optimizer)
+    client_update = bare.client_update_of("fedavg", model, optimizer)
     bare_round = bare.build_round(model, optimizer, client_update)
     process = tff_fedlabel.build_fedavg(model, optimizer)
     with runners(options.runtime, "local") as (tested, local):

@@ -33,7 +33,7 @@ def probe(quick: bool) -> None:
     data = setup.round_data(setup.clients(clients, images, images), range(clients), _BATCH)
     model, optimizer = setup.cnn(), tff.learning.optimizers.build_sgdm(0.01)
     arguments = (model, optimizer, rounds.every_image_kept())
-    client_update = bare.client_update_of(tff_fedlabel.build_fedlabel, *arguments)
+    client_update = bare.client_update_of("fedlabel", *arguments)
     bare_round = bare.build_round(model, optimizer, client_update)
     with runners("device") as (device,):
         requests = {

@@ -11,7 +11,10 @@ FEATURES = 4
 
 @dataclasses.dataclass
 class Reference:
-    """Algorithm 1 for a linear softmax model; field names as in `FedLabelConfig`."""
+    """Algorithm 1 for a linear softmax model; field names as in `FedLabelConfig`.
+
+    `augment` is called with a batch and the number of the step.
+    """
 
     lr: float = 0.3
     lr_momentum: float = 0.0
@@ -45,8 +48,8 @@ class Reference:
         student = [w.copy() for w in weights]
         velocity = [np.zeros_like(w) for w in weights]
         kept_total = 0
-        for x in unlabeled:
-            strong = x if self.augment is None else self.augment(x)
+        for step, x in enumerate(unlabeled):
+            strong = x if self.augment is None else self.augment(x, step)
             view = strong if self.pseudo_label_view == "augmented" else x
             consistency = strong if self.consistency_view == "augmented" else x
             expert_logits = [flat(view) @ w[0] + w[1] for w in (weights, local)]

@@ -8,10 +8,11 @@ from linear_model import build_model, initial_weights, random_client, to_tff
 from numpy_reference import CLASSES, Reference
 
 from tff_fedlabel.algorithms import FedAvgConfig, FedLabelConfig, build_fedlabel
+from tff_fedlabel.augmentation import step_seed
 
 TOLERANCE = 2e-5
 sgd = tff.learning.optimizers.build_sgdm
-pytestmark = pytest.mark.usefixtures("local_runtime")
+pytestmark = pytest.mark.usefixtures("device_runtime")
 
 
 def build(weights, client_optimizer=None, tail=None, **config):
@@ -85,7 +86,8 @@ def test_loops_and_skipping_do_not_change_the_result(loop, skip):
     assert 0 < metrics["kept_fraction"] < 1
 
 
-def negative(images, seed=None, round_num=None):
+def negative(images, *, seed):
+    del seed
     return 1.0 - images
 
 
@@ -93,20 +95,32 @@ def negative(images, seed=None, round_num=None):
 @pytest.mark.parametrize("consistency_view", ["original", "augmented"])
 def test_views(pseudo_label_view, consistency_view):
     views = {"pseudo_label_view": pseudo_label_view, "consistency_view": consistency_view}
-    check_rounds(Reference(augment=negative, **views), TWO_ROUNDS, strong_augment=negative, **views)
+    check_rounds(
+        Reference(augment=lambda x, step: 1.0 - x, **views),
+        TWO_ROUNDS,
+        strong_augment=negative,
+        **views,
+    )
 
 
-def test_augmentation_is_told_seed_and_round():
-    """Round t adds seed + t to the images, so a wrong number would move the student elsewhere."""
+def test_augmentation_is_told_seed_round_and_step():
+    """What is added depends on the seed, so another one would move the student elsewhere."""
 
-    def shifted(images, seed, round_num):
-        return images + tf.cast(seed + round_num, tf.float32) / 10
+    def shifted(images, *, seed):
+        return images + tf.cast(seed[0] % 7 - seed[1] % 5, tf.float32) / 50
 
     actual, _ = run(build(initial_weights(), strong_augment=shifted, seed=2), TWO_ROUNDS)
     expected = [np.float64(np.float32(w)) for w in initial_weights()]
+    shifts = []
     for round_num, cohort in enumerate(TWO_ROUNDS):
-        reference = Reference(augment=lambda x, r=round_num: x + (2 + r) / 10)
-        expected, _ = reference.round(expected, cohort)
+
+        def augment(x, step, round_num=round_num):
+            seed = np.asarray(step_seed(2, round_num, step))
+            shifts.append((seed[0] % 7 - seed[1] % 5) / 50)
+            return x + shifts[-1]
+
+        expected, _ = Reference(augment=augment).round(expected, cohort)
+    assert len(set(shifts)) > 3
     for a, e in zip(actual, expected, strict=True):
         np.testing.assert_allclose(a, e, atol=TOLERANCE, rtol=0)
 
@@ -193,6 +207,37 @@ def test_client_whose_weighted_update_overflows_counts_for_nothing():
     for a, e in zip(actual, expected, strict=True):
         np.testing.assert_allclose(a, e, atol=TOLERANCE, rtol=0)
     assert metrics["rejected_clients"] == 1.0
+    assert metrics["images_used"] == sum(used)
+
+
+def test_clients_whose_updates_overflow_in_the_sum_count_for_nothing():
+    """Each update is finite, also weighted, but the sum of them is not."""
+    huge = random_client(11, 8, 0)
+    for x, _ in huge[0]:
+        x *= 5e37
+    weights = initial_weights()
+    alone, _ = Reference().client([np.float64(np.float32(w)) for w in weights], huge[0], [])
+    largest = max(np.abs(8 * d).max() for d in alone)
+    assert largest < np.finfo(np.float32).max < 16 * largest
+    actual, metrics = run(build(weights), [[*[huge] * 16, *COHORT]])
+    expected, used = Reference().round([np.float64(np.float32(w)) for w in weights], COHORT)
+    for a, e in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(a, e, atol=TOLERANCE, rtol=0)
+    assert metrics["rejected_clients"] == 16.0
+    assert metrics["images_used"] == sum(used)
+
+
+@pytest.mark.parametrize("skip", [True, False])
+def test_discarded_image_that_is_not_finite_does_no_harm(skip):
+    """Its prediction is a NaN, so no label is kept; the others count as without it, but for 1/b."""
+    client = random_client(12, 8, 8)
+    client[1][0][2] = np.nan
+    weights = initial_weights()
+    actual, metrics = run(build(weights, skip_discarded=skip), [[client]])
+    expected, used = Reference().round([np.float64(np.float32(w)) for w in weights], [client])
+    for a, e in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(a, e, atol=TOLERANCE, rtol=0)
+    assert metrics["rejected_clients"] == 0.0
     assert metrics["images_used"] == sum(used)
 
 
@@ -383,12 +428,12 @@ def test_flat_inputs_other_dtypes_and_an_augmentation_of_ones_own(dtype):
     state = process.initialize()
     output = process.next(state, [flat_data(c) for c in COHORT])
     weights = [np.float64(w.astype(dtype.as_numpy_dtype)) for w in initial_weights()]
-    expected, _ = Reference(augment=negative).round(weights, COHORT)
+    expected, _ = Reference(augment=lambda x, step: 1.0 - x).round(weights, COHORT)
     actual = process.get_model_weights(output.state).trainable
     for a, e in zip(actual, expected, strict=True):
         np.testing.assert_allclose(a, e, atol=TOLERANCE, rtol=0)
 
 
 def test_randaugment_is_refused_for_inputs_that_are_no_images():
-    with pytest.raises(ValueError, match="strong_augment needs images"):
+    with pytest.raises(ValueError, match="^strong_augment"):
         build_fedlabel(flat_model(tf.float32), sgd(0.3))

@@ -9,7 +9,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_fedlabel import augmentation, models, runtime
-from tff_fedlabel.algorithms import ALGORITHMS, CONFIGS
+from tff_fedlabel.algorithms import METHODS
 from tff_fedlabel.models import _stateless
 
 L = tf.keras.layers
@@ -81,12 +81,13 @@ def train(
         tf.keras.mixed_precision.set_global_policy(before)
     # The proximal term is no part of what is scaled, so it must not grow with the learning rate.
     options = {"strong_augment": None, "threshold": 0.0, "proximal_strength": 0.02 / learning_rate}
-    known = CONFIGS[algorithm].__dataclass_fields__
+    config_class = METHODS[algorithm].config_class
+    known = config_class.__dataclass_fields__
     aggregator = SpiedMean()
-    process = ALGORITHMS[algorithm](
+    process = METHODS[algorithm](
         model,
         tff.learning.optimizers.build_sgdm(learning_rate),
-        CONFIGS[algorithm](**{k: v for k, v in options.items() if k in known}),
+        config_class(**{k: v for k, v in options.items() if k in known}),
         model_aggregator=aggregator,
     )
     metrics = []
@@ -115,7 +116,7 @@ def distance(moved, expected):
 @pytest.mark.parametrize(
     ("algorithm", "where"),
     # TFF's worker, of TensorFlow 2.14, has operations in 16 bits, too.
-    [*((algorithm, "device") for algorithm in sorted(ALGORITHMS)), ("fedlabel", "local")],
+    [*((algorithm, "device") for algorithm in sorted(METHODS)), ("fedlabel", "local")],
 )
 def test_every_algorithm_trains_as_in_float32(algorithm, where, policy):
     moved, metrics = train(policy, algorithm, where=where)
@@ -155,7 +156,7 @@ def test_augmentation_does_not_heed_the_policy(policy):
             augmentation.apply_operation(name, images, 11.0) for name in augmentation.OPERATIONS
         ]
         for augment in (augmentation.RandAugment(), augmentation.WeakAugment()):
-            results.append(augment(images, seed=1, round_num=2))
+            results.append(augment(images, seed=(1, 2)))
         return results
 
     expected = augmented()

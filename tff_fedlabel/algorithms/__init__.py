@@ -1,38 +1,84 @@
-"""Every method as a builder of `tff.learning` processes, and the registry of their names."""
+"""Every method as a builder of `tff.learning` processes, and the registry of their names.
 
-from tff_fedlabel.algorithms.fedlabel import FedLabelConfig, build_fedlabel
-from tff_fedlabel.algorithms.supervised import (
-    FedAvgConfig,
-    FedProxConfig,
-    build_fedavg,
-    build_fedprox,
-)
+A method is one `Method` in one file, and one line here. For each there is a `build_<name>` and the
+class of its parameters in this module and in `tff_fedlabel`. Methods of users join by `register`.
+"""
 
-# Name -> builder, called as `build(model, client_optimizer, config, ...)`.
-ALGORITHMS = {
-    "fedlabel": build_fedlabel,
-    "fedavg": build_fedavg,
-    "fedprox": build_fedprox,
+from tff_fedlabel import _validation
+from tff_fedlabel.algorithms import fedlabel, supervised
+from tff_fedlabel.algorithms._method import Client, ClientOutput, Clients, Method, Server, Setup
+
+# Name -> method. `ALGORITHMS` is made of it: name -> the function `build_<name>`.
+METHODS: dict[str, Method] = {
+    method.name: method
+    for method in (
+        fedlabel.METHOD,
+        supervised.FEDAVG,
+        supervised.FEDPROX,
+    )
 }
-
-# Name -> the dataclass of the method's parameters.
-CONFIGS = {
-    "fedlabel": FedLabelConfig,
-    "fedavg": FedAvgConfig,
-    "fedprox": FedProxConfig,
-}
-
-# The methods that never read unlabelled images.
-SUPERVISED = ("fedavg", "fedprox")
 
 __all__ = [
     "ALGORITHMS",
-    "CONFIGS",
-    "SUPERVISED",
-    "FedAvgConfig",
-    "FedLabelConfig",
-    "FedProxConfig",
-    "build_fedavg",
-    "build_fedlabel",
-    "build_fedprox",
+    "Client",
+    "ClientOutput",
+    "Clients",
+    "Method",
+    "Server",
+    "METHODS",
+    "Setup",
+    "register",
+    *(f"build_{name}" for name in METHODS),
+    *(method.config_class.__name__ for method in METHODS.values()),
 ]
+
+
+def register(method: Method) -> Method:
+    """Adds a method to `METHODS`, and thereby to the command line and the trainer.
+
+    Raises:
+      ValueError: Another method has that name.
+    """
+    _validation.check_type("method", method, Method, "a tff_fedlabel.algorithms.Method")
+    if METHODS.get(method.name, method) is not method:
+        raise ValueError(f"there is a method {method.name} already; choose another name.")
+    METHODS[method.name] = method
+    return method
+
+
+def __getattr__(name: str):
+    if name == "ALGORITHMS":
+        return {name: _builder_of(method) for name, method in METHODS.items()}
+    for method in METHODS.values():
+        if name == method.config_class.__name__:
+            return method.config_class
+        if name == f"build_{method.name}":
+            return _builder_of(method)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _builder_of(method: Method):
+    # Late, since it imports TensorFlow Federated.
+    from tff_fedlabel.algorithms import _builder
+
+    return _builder.of(method)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def initial_memory(method: Method, model, client_optimizer, config=None):
+    """What a client that has not taken part yet remembers; None for a method without memory.
+
+    Args:
+      method: The method.
+      model, client_optimizer, config: As its builder takes them.
+
+    Returns:
+      A structure of NumPy arrays.
+    """
+    from tff_fedlabel.algorithms import _process
+
+    config = method.config_class() if config is None else config
+    return _process.initial_memory(method, Setup(model, client_optimizer, config))

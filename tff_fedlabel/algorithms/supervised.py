@@ -7,15 +7,12 @@ clients they are the lower bound that FedLabel is measured against; on clients w
 labelled, the upper bound. Unlabelled images are never read.
 """
 
-import collections
+from __future__ import annotations
+
 import dataclasses
-from collections.abc import Callable
-from typing import Any
 
-import tensorflow_federated as tff
-
-from tff_fedlabel import pseudo_labels
-from tff_fedlabel.algorithms import _client_work, _local_sgd
+from tff_fedlabel import _validation
+from tff_fedlabel.algorithms import _local_training, _method
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +26,7 @@ class FedAvgConfig:
     seed: int = 0
 
     def __post_init__(self):
-        _client_work.check_seed(self.seed)
+        object.__setattr__(self, "seed", _validation.check_seed(self.seed))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,126 +46,32 @@ class FedProxConfig:
     seed: int = 0
 
     def __post_init__(self):
-        pseudo_labels.check_number("proximal_strength", self.proximal_strength, 0.0)
-        _client_work.check_seed(self.seed)
+        strength = _validation.check_number("proximal_strength", self.proximal_strength)
+        object.__setattr__(self, "proximal_strength", strength)
+        object.__setattr__(self, "seed", _validation.check_seed(self.seed))
 
 
-def build_fedavg(
-    model: tff.learning.models.FunctionalModel,
-    client_optimizer: tff.learning.optimizers.Optimizer,
-    config: FedAvgConfig = FedAvgConfig(),  # noqa: B008 (frozen)
-    *,
-    server_optimizer: tff.learning.optimizers.Optimizer | None = None,
-    client_weighting: tff.learning.ClientWeighting = tff.learning.ClientWeighting.NUM_EXAMPLES,
-    model_distributor: tff.learning.templates.DistributionProcess | None = None,
-    model_aggregator: tff.aggregators.WeightedAggregationFactory | None = None,
-    metrics_aggregator: Callable[..., Any] | None = None,
-    loop_implementation: tff.learning.LoopImplementation = (
-        tff.learning.LoopImplementation.DATASET_ITERATOR
-    ),
-    diagnose: bool = False,
-) -> tff.learning.templates.LearningProcess:
-    """Builds FedAvg on the labelled batches.
+def client_update(setup: _method.Setup, client: _method.Client) -> _method.ClientOutput:
+    """Local steps on the labelled batches; r_k is the number of labelled images used.
 
-    Args:
-      model: As in `build_fedlabel`.
-      client_optimizer: The optimizer of the local steps.
-      config: FedAvg has no parameters of its own.
-      server_optimizer, client_weighting, model_distributor, model_aggregator, metrics_aggregator,
-      loop_implementation, diagnose: As in `build_fedlabel`.
-
-    Returns:
-      A `tff.learning.templates.LearningProcess` on the client data of `build_fedlabel`; r_k is the
-      number of labelled images used. Metrics: the model's own, `labeled_loss`, `images_used`,
-      `rejected_clients`.
-
-    Raises:
-      ValueError: An argument is of the wrong kind.
+    FedProx's are drawn towards the received weights by its proximal term. The metric is
+    `labeled_loss`.
     """
-    _client_work.check_config(config, FedAvgConfig)
-    return _build_supervised(
-        model,
-        client_optimizer,
-        0.0,
-        server_optimizer=server_optimizer,
-        client_weighting=client_weighting,
-        model_distributor=model_distributor,
-        model_aggregator=model_aggregator,
-        metrics_aggregator=metrics_aggregator,
-        loop_implementation=loop_implementation,
-        diagnose=diagnose,
+    proximal_strength = getattr(setup.config, "proximal_strength", 0.0)
+    local = _local_training.run(
+        setup,
+        client.hparams,
+        _local_training.labeled_step(setup, client, proximal_strength),
+        client.weights,
+        client.labeled,
+    )
+    return _method.ClientOutput(
+        delta=tuple(w - w0 for w, w0 in zip(local.weights, client.weights, strict=True)),
+        num_examples=local.num_examples,
+        model_metrics=local.model_metrics,
+        metrics=local.metrics,
     )
 
 
-def build_fedprox(
-    model: tff.learning.models.FunctionalModel,
-    client_optimizer: tff.learning.optimizers.Optimizer,
-    config: FedProxConfig = FedProxConfig(),  # noqa: B008 (frozen)
-    *,
-    server_optimizer: tff.learning.optimizers.Optimizer | None = None,
-    client_weighting: tff.learning.ClientWeighting = tff.learning.ClientWeighting.NUM_EXAMPLES,
-    model_distributor: tff.learning.templates.DistributionProcess | None = None,
-    model_aggregator: tff.aggregators.WeightedAggregationFactory | None = None,
-    metrics_aggregator: Callable[..., Any] | None = None,
-    loop_implementation: tff.learning.LoopImplementation = (
-        tff.learning.LoopImplementation.DATASET_ITERATOR
-    ),
-    diagnose: bool = False,
-) -> tff.learning.templates.LearningProcess:
-    """Builds FedProx on the labelled batches; see `build_fedavg`.
-
-    Args:
-      model: As in `build_fedlabel`.
-      client_optimizer: The optimizer of the local steps.
-      config: The proximal strength mu.
-      server_optimizer, client_weighting, model_distributor, model_aggregator, metrics_aggregator,
-      loop_implementation, diagnose: As in `build_fedlabel`.
-
-    Returns:
-      A `tff.learning.templates.LearningProcess` with the metrics of `build_fedavg`.
-
-    Raises:
-      ValueError: An argument is of the wrong kind.
-    """
-    _client_work.check_config(config, FedProxConfig)
-    return _build_supervised(
-        model,
-        client_optimizer,
-        config.proximal_strength,
-        server_optimizer=server_optimizer,
-        client_weighting=client_weighting,
-        model_distributor=model_distributor,
-        model_aggregator=model_aggregator,
-        metrics_aggregator=metrics_aggregator,
-        loop_implementation=loop_implementation,
-        diagnose=diagnose,
-    )
-
-
-def _build_supervised(
-    model, client_optimizer, proximal_strength: float, *, loop_implementation, **tail
-):
-    def client_update(client: _client_work.ClientInput) -> _client_work.ClientOutput:
-        weights, supervised = _local_sgd.run(
-            _local_sgd.supervised_gradients(
-                model, client.non_trainable, client.weights, proximal_strength
-            ),
-            client.weights,
-            client.labeled,
-            _local_sgd.supervised_totals(model),
-            optimizer=client_optimizer,
-            hparams=client.hparams,
-            loop_implementation=loop_implementation,
-        )
-        return _client_work.ClientOutput(
-            delta=tuple(w - w0 for w, w0 in zip(weights, client.weights, strict=True)),
-            num_images=supervised["images"],
-            model_metrics=supervised["model"],
-            metrics=collections.OrderedDict(
-                labeled_loss=[supervised["loss"], supervised["images"]]
-            ),
-        )
-
-    return _client_work.build_learning_process(
-        model, client_optimizer, client_update, loop_implementation=loop_implementation, **tail
-    )
+FEDAVG = _method.Method("fedavg", FedAvgConfig, client_update, reads_unlabeled=False)
+FEDPROX = _method.Method("fedprox", FedProxConfig, client_update, reads_unlabeled=False)

@@ -109,8 +109,10 @@ def client_datasets(
     x = labeled[0]
     make, specs = _maker(x.shape[1:], x.dtype.name, len(unlabeled) == 2)
     sizes = np.int64(options.batch_size), np.int64(options.unlabeled_batch_size)
-    # The images would go to a GPU and come back: datasets are the host's.
-    with tf.device("/device:CPU:0"):
+    # The images would go to a GPU and come back: datasets are the host's. The executor is the one
+    # that works in the calling thread; others wait for a thread of the pool that clients train in.
+    executor = tf.experimental.function_executor_type("SINGLE_THREADED_EXECUTOR")
+    with tf.device("/device:CPU:0"), executor:
         tensors = map(tf.convert_to_tensor, (*labeled, *unlabeled, *sizes))
         variants = make(*tensors)
     names = ("labeled", "unlabeled")

@@ -19,10 +19,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tff_fedlabel import _compatibility
-from tff_fedlabel._run_directory import RunDirectory
+from tff_fedlabel import _compatibility, training
+from tff_fedlabel.training import experiment as experiments
+from tff_fedlabel.training import loop
+from tff_fedlabel.training.run_directory import RunDirectory
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "experiments" / "run_tff.py"
 ROUNDS = 6
 SMALL = [
@@ -79,16 +81,14 @@ def reference(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def built():
-    """What `tasks.build` made in this process, by configuration."""
+    """What `training.build` made in this process, by configuration."""
     return {}
 
 
 @pytest.fixture
 def build_once(built, monkeypatch):
     """A process that was built, and compiled, serves all runs of its configuration."""
-    from tff_fedlabel import tasks
-
-    build = tasks.build
+    build = experiments.build
 
     def cached(config, data_dir):
         key = dataclasses.replace(config, rounds=1)
@@ -96,7 +96,7 @@ def build_once(built, monkeypatch):
             built[key] = build(config, data_dir)
         return dataclasses.replace(built[key], config=config)
 
-    monkeypatch.setattr(tasks, "build", cached)
+    monkeypatch.setattr(experiments, "build", cached)
 
 
 @pytest.fixture
@@ -187,19 +187,17 @@ def test_evaluation_agrees_with_numpy(reference):
 @pytest.fixture
 def interrupted_round(monkeypatch):
     """SIGINT comes a moment after the last round has begun."""
-    from tff_fedlabel import tasks
+    cohort = experiments.Experiment.cohort
 
-    cohort = tasks.Experiment.cohort
-
-    def and_interrupt(experiment, round_num):
+    def and_interrupt(experiment, round_num, memory):
         if round_num == ROUNDS - 1:
             threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGINT)).start()
-        return cohort(experiment, round_num)
+        return cohort(experiment, round_num, memory)
 
     # One that comes too late fails the test, not the process.
     previous = signal.signal(signal.SIGINT, lambda *_: None)
     with monkeypatch.context() as patch:
-        patch.setattr(tasks.Experiment, "cohort", and_interrupt)
+        patch.setattr(experiments.Experiment, "cohort", and_interrupt)
         yield patch
     signal.signal(signal.SIGINT, previous)
 
@@ -246,18 +244,14 @@ def test_finished_run_returns_at_once(reference, main, capfd):
 @pytest.fixture
 def copy(reference, tmp_path):
     """The reference run without its summary, and its configuration."""
-    from tff_fedlabel import tasks
-
     output_dir = tmp_path / "run"
     shutil.copytree(reference[0], output_dir)
     (output_dir / "summary.json").unlink()
     choices = dict(zip((name[2:] for name in SMALL[::2]), map(int, SMALL[1::2]), strict=True))
-    return output_dir, tasks.make_config("digits", **choices)
+    return output_dir, training.make_config("digits", **choices)
 
 
 def test_two_processes_cannot_share_a_run(copy):
-    from tff_fedlabel import training
-
     output_dir, config = copy
     descriptor = os.open(output_dir, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -267,8 +261,6 @@ def test_two_processes_cannot_share_a_run(copy):
 
 
 def test_another_run_is_refused(copy):
-    from tff_fedlabel import training
-
     output_dir, config = copy
     before = (output_dir / "config.json").read_text()
     with pytest.raises(training.RunDirectoryError, match="already holds a run; pass --resume"):
@@ -284,8 +276,6 @@ def test_another_run_is_refused(copy):
 
 @pytest.mark.usefixtures("one_worker")
 def test_damaged_checkpoint_is_named(copy):
-    from tff_fedlabel import training
-
     output_dir, config = copy
     for path in (output_dir / "checkpoints" / f"round_{ROUNDS}").rglob("variables.data*"):
         path.write_bytes(path.read_bytes()[:100])
@@ -299,8 +289,6 @@ def test_damaged_checkpoint_is_named(copy):
 
 @pytest.mark.usefixtures("one_worker")
 def test_run_that_lost_only_its_summary_is_completed(copy, reference):
-    from tff_fedlabel import training
-
     output_dir, config = copy
     training.run(config, output_dir, resume=True)
     expected = json.loads((reference[0] / "summary.json").read_text())
@@ -309,8 +297,6 @@ def test_run_that_lost_only_its_summary_is_completed(copy, reference):
 
 @pytest.mark.usefixtures("build_once")
 def test_longer_run_continues_a_finished_one_in_another_runtime(copy):
-    from tff_fedlabel import training
-
     output_dir, config = copy
     longer = dataclasses.replace(config, rounds=ROUNDS + 2)
     options = {"max_concurrent_clients": 2}
@@ -330,12 +316,10 @@ def test_longer_run_continues_a_finished_one_in_another_runtime(copy):
 
 
 def test_runtimes_whose_rounds_are_computed_again_are_forgotten(tmp_path):
-    from tff_fedlabel import _run_directory, tasks, training
-
-    config = tasks.make_config("digits")
+    config = training.make_config("digits")
 
     def begin(done, *runtime):
-        directory = _run_directory.RunDirectory(tmp_path, config, True, *runtime)
+        directory = RunDirectory(tmp_path, config, True, *runtime)
         directory.note_start(done)
         directory.close()
         return json.loads((tmp_path / "config.json").read_text())["runtimes"]
@@ -368,11 +352,11 @@ def test_runtimes_whose_rounds_are_computed_again_are_forgotten(tmp_path):
     ],
 )
 def test_a_resumed_run_keeps_its_runtime(tmp_path, monkeypatch, stored, asked, used):
-    from tff_fedlabel import _run_directory, runtime, tasks, training
+    from tff_fedlabel import runtime
 
-    config = tasks.make_config("digits")
+    config = training.make_config("digits")
     if stored:
-        _run_directory.RunDirectory(tmp_path, config, False, *stored).close()
+        RunDirectory(tmp_path, config, False, *stored).close()
     seen = []
 
     def use(name, **options):
@@ -388,9 +372,9 @@ def test_a_resumed_run_keeps_its_runtime(tmp_path, monkeypatch, stored, asked, u
 
 
 def test_a_runtime_that_cannot_be_had_leaves_nothing_behind(tmp_path, monkeypatch):
-    from tff_fedlabel import runtime, tasks, training
+    from tff_fedlabel import runtime
 
-    output_dir, config = tmp_path / "run", tasks.make_config("digits")
+    output_dir, config = tmp_path / "run", training.make_config("digits")
     with pytest.raises(ValueError, match="runtime 'locl' is unknown .did you mean local"):
         training.run(config, output_dir, runtime="locl")
     with pytest.raises(training.ConfigError, match="did you mean 'log_file'"):
@@ -411,8 +395,6 @@ def test_a_runtime_that_cannot_be_had_leaves_nothing_behind(tmp_path, monkeypatc
 
 @pytest.mark.usefixtures("one_worker")
 def test_a_goal_below_what_is_done_is_refused(copy):
-    from tff_fedlabel import training
-
     output_dir, config = copy
     before = (output_dir / "config.json").read_text()
     with pytest.raises(training.RunDirectoryError, match=f"has done {ROUNDS} rounds"):
@@ -427,19 +409,17 @@ def test_a_goal_below_what_is_done_is_refused(copy):
     [({"num_clients": 5000}, "num_clients"), ({"split": "official"}, "no published test set")],
 )
 def test_choices_that_do_not_fit_the_data_leave_nothing_behind(tmp_path, choices, words):
-    from tff_fedlabel import tasks, training
-
     output_dir = tmp_path / "run"
     for _ in range(2):  # A second try meets no lock and no remains.
         with pytest.raises(training.ConfigError, match=words):
-            training.run(tasks.make_config("digits", **choices), output_dir, runtime="local")
+            training.run(training.make_config("digits", **choices), output_dir, runtime="local")
         assert not output_dir.exists()
 
 
 @pytest.mark.usefixtures("build_once")
 def test_worker_that_dies_costs_no_finished_round(copy, monkeypatch):
     """The round is lost, the ones before are in a checkpoint, the error names the worker."""
-    from tff_fedlabel import runtime, training
+    from tff_fedlabel import runtime
 
     output_dir, config = copy
     longer = dataclasses.replace(config, rounds=ROUNDS + 5)
@@ -457,7 +437,7 @@ def test_worker_that_dies_costs_no_finished_round(copy, monkeypatch):
             for pid in kept["processes"]:
                 os.kill(pid, signal.SIGKILL)
 
-    monkeypatch.setattr(training.runtimes, "use", watched)
+    monkeypatch.setattr(loop.runtimes, "use", watched)
     with pytest.raises(runtime.WorkerError):
         training.run(
             longer, output_dir, resume=True, checkpoint_every=1000, on_round=kill_after_two

@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from tff_fedlabel import tasks, training
+from tff_fedlabel import training
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Arm:
       algorithm: Name in `algorithms.ALGORITHMS`.
       accounting: What makes arms comparable; only arms with the same one may be compared.
       label: What the table calls the arm.
-      choices: Fields of `tasks.RunConfig`; with an `lr` among them nothing is searched.
+      choices: Fields of `training.RunConfig`; with an `lr` among them nothing is searched.
     """
 
     algorithm: str
@@ -46,7 +46,7 @@ class Study:
         smallest or the largest.
       search_rounds: Rounds of each trial.
       search_alpha: Heterogeneity of the trials.
-      choices: Fields of `tasks.RunConfig` that all arms share.
+      choices: Fields of `training.RunConfig` that all arms share.
     """
 
     task: str
@@ -197,7 +197,7 @@ def run(
     root = pathlib.Path(output_dir)
 
     def train(name: str, arm: Arm, **choices: Any) -> dict[str, Any]:
-        config = tasks.make_config(
+        config = training.make_config(
             study.task, arm.algorithm, **{**study.choices, **arm.choices, **choices}
         )
         summary = training.run(

@@ -1,4 +1,4 @@
-"""The files of one run; `training` says which there are."""
+"""The files of one run; `loop` says which there are."""
 
 import contextlib
 import dataclasses
@@ -19,12 +19,19 @@ import pandas as pd
 import tensorflow_federated as tff
 from absl import logging as absl_logging
 
-from tff_fedlabel import tasks
+from tff_fedlabel.training.config import RunConfig
 
 # Fields in which a resumed run may differ from what is on disk: it may go on for longer.
 _MAY_DIFFER = ("rounds",)
-# What config.json holds beside the fields of `tasks.RunConfig`.
-_NO_CHOICES = ("versions", "runtimes")
+# Schedules of the learning rate that know how many rounds there will be.
+_SCHEDULES_OVER_ALL_ROUNDS = ("cosine", "step")
+# What config.json holds beside the choices of a `RunConfig`.
+_NO_CHOICES = ("versions", "runtimes", "data")
+_DEFAULTS = {
+    field.name: field.default
+    for field in dataclasses.fields(RunConfig)
+    if field.default is not dataclasses.MISSING
+}
 _PACKAGES = ("tff-fedlabel", "tensorflow-federated", "tensorflow", "numpy", "keras-cv")
 
 
@@ -49,7 +56,7 @@ class RunDirectory:
     def __init__(
         self,
         path: pathlib.Path,
-        config: tasks.RunConfig,
+        config: RunConfig,
         resume: bool,
         runtime: str,
         runtime_options: Mapping[str, Any],
@@ -74,8 +81,8 @@ class RunDirectory:
 
     def _claim(self, resume: bool) -> None:
         """Makes sure that the directory is this run's, and clears what a crash left half done."""
-        config = dataclasses.asdict(self.config)
-        wanted = {name: json_number(value) for name, value in config.items()}
+        choices = self.config.choices()
+        wanted = {name: json_number(value) for name, value in choices.items()}
         self._is_new = False
         if (self.path / "config.json").exists():
             self._check_same_run(wanted, resume)
@@ -150,10 +157,13 @@ class RunDirectory:
                 "continue it or choose another --output_dir."
             )
         there = stored_choices(self.path)
+        may_differ = () if self.config.lr_schedule in _SCHEDULES_OVER_ALL_ROUNDS else _MAY_DIFFER
+        # What was not there to be chosen when the run began is as it was then.
+        there = {**_DEFAULTS, **there}
         differing = [
-            f"{name} is {there.get(name)!r} there and {value!r} here"
-            for name, value in wanted.items()
-            if json_number(there.get(name)) != value and name not in _MAY_DIFFER
+            f"{name} is {there.get(name)!r} there and {wanted.get(name)!r} here"
+            for name in dict.fromkeys([*wanted, *there])
+            if json_number(there.get(name)) != wanted.get(name) and name not in may_differ
         ]
         if differing:
             raise RunDirectoryError(
@@ -161,11 +171,56 @@ class RunDirectory:
                 "choose another --output_dir."
             )
 
+    def check_data(self, fingerprint: str) -> None:
+        """Notes of which data the run is; raises `RunDirectoryError` if that was another."""
+        config = json.loads((self.path / "config.json").read_text())
+        there = config.get("data")
+        if there is None:  # A new run, or one from before this was noted.
+            self._write_json("config.json", {**config, "data": fingerprint})
+        elif there != fingerprint:
+            raise RunDirectoryError(
+                f"the run in {self.path} was begun with other data than is here now; give the "
+                "--data_dir of then, or choose another --output_dir."
+            )
+
     def finished_summary(self) -> dict[str, Any] | None:
+        """The summary of a finished run; None where there is still something to do.
+
+        Raises:
+          RunDirectoryError: The run is longer than what is asked for.
+        """
         path = self.path / "summary.json"
         summary = json.loads(path.read_text()) if path.exists() else None
-        is_this_run = summary is not None and summary["rounds"] >= self.config.rounds
-        return summary if is_this_run else None
+        if summary is None or summary["rounds"] < self.config.rounds:
+            return None
+        self.check_rounds(summary["rounds"])
+        return summary
+
+    def note_unfinished(self, metrics: dict[str, float], round_num: int) -> None:
+        """Keeps the metrics of a round that is not in metrics.csv yet."""
+        self._write_json("round.json", {"round": round_num, **metrics})
+
+    def unfinished_round(self, done: int) -> dict[str, float] | None:
+        """The metrics of round `done` where they are not in metrics.csv yet, else None."""
+        path = self.path / "round.json"
+        if not done or not path.exists() or any(done == n for n, _ in self.evaluated(None)):
+            return None
+        metrics = json.loads(path.read_text())
+        if metrics.pop("round") != done:
+            return None
+        return {name: math.nan if v is None else v for name, v in metrics.items()}
+
+    def evaluated(self, done: int | None) -> list[tuple[int, float]]:
+        """(round, validation accuracy) of the rows of metrics.csv, up to a round if one is given.
+
+        The accuracy is NaN where the round was not evaluated.
+        """
+        path = self.path / "metrics.csv"
+        if not path.exists():
+            return []
+        rows = pd.read_csv(path)
+        rows = rows if done is None else rows[rows["round"] <= done]
+        return list(zip(rows["round"], rows["validation_accuracy"].astype(float), strict=True))
 
     def finish(self, summary) -> None:
         self._write_json("summary.json", summary)
@@ -276,13 +331,6 @@ def _stored_config(path: str | os.PathLike) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise RunDirectoryError(f"{path}/config.json cannot be read: it holds no choices.")
     return config
-
-
-def checkpoint_manager(path: pathlib.Path) -> tff.program.FileProgramStateManager:
-    """The checkpoints of the run directory `path`; the last two are kept."""
-    return tff.program.FileProgramStateManager(
-        str(path / "checkpoints"), prefix="round_", keep_total=2, keep_first=False
-    )
 
 
 def json_number(value):

@@ -1,0 +1,104 @@
+"""The function `build_<name>` of each method: its signature, and what it documents and checks."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow_federated as tff
+
+from tff_fedlabel.algorithms import _builder_arguments, _method, _process
+
+
+@functools.cache
+def of(method: _method.Method) -> Callable[..., tff.learning.templates.LearningProcess]:
+    """The function `build_<name>` of a method."""
+
+    def build(
+        model: tff.learning.models.FunctionalModel,
+        client_optimizer: tff.learning.optimizers.Optimizer,
+        config: Any = method.config_class(),  # noqa: B008 (frozen)
+        *,
+        server_optimizer: tff.learning.optimizers.Optimizer | None = None,
+        client_weighting: tff.learning.ClientWeighting = tff.learning.ClientWeighting.NUM_EXAMPLES,
+        model_distributor: tff.learning.templates.DistributionProcess | None = None,
+        model_aggregator: tff.aggregators.WeightedAggregationFactory | None = None,
+        metrics_aggregator: Callable[..., Any] | None = None,
+        loop_implementation: tff.learning.LoopImplementation = (
+            tff.learning.LoopImplementation.DATASET_ITERATOR
+        ),
+        diagnose: bool = False,
+        server_data: Any = None,
+    ) -> tff.learning.templates.LearningProcess:
+        setup = _method.Setup(model, client_optimizer, config, loop_implementation, diagnose)
+        tail = {
+            "server_optimizer": server_optimizer,
+            "client_weighting": client_weighting,
+            "model_distributor": model_distributor,
+            "model_aggregator": model_aggregator,
+            "metrics_aggregator": metrics_aggregator,
+        }
+        _builder_arguments.check(method, setup, tail)
+        data = _builder_arguments.check_server_data(method, setup, server_data)
+        return _process.build_learning_process(method, setup, data, **tail)
+
+    build.__name__ = build.__qualname__ = f"build_{method.name}"
+    build.__module__ = "tff_fedlabel.algorithms"
+    build.__doc__ = _DOCSTRING.format(
+        name=method.name,
+        config=method.config_class.__name__,
+        about=inspect.getdoc(method.client_update) or "",
+    )
+    build.__annotations__["config"] = method.config_class
+    return build
+
+
+_DOCSTRING = """Builds the method `{name}` as a learning process.
+
+    {about}
+
+    With model weights W, model inputs x and labels y as `model.input_spec` has them, the type of
+    `next` is
+
+    `(<state@SERVER, {{<labeled=<x=,y=>*, unlabeled=<x=>*>}}@CLIENTS> -> <state=, metrics=>@SERVER)`
+
+    (`unlabeled=<x=,y=>*` with `diagnose`; a method with memory of clients also has
+    `memory=<client=int32, value=>*`, one element, and `helpers=<value>*`). Both parts are batched;
+    the number of batches is the number of local steps. A client's update counts with its r_k
+    (`ClientWeighting.NUM_EXAMPLES`) or, with `UNIFORM`, with 1 if its r_k is not 0. An update that
+    holds a NaN or an infinity, or is so large that a sum of a million of its size overflows, is
+    set to zero, its r_k with it, and `rejected_clients` counts it. Where the r_k of a cohort sum
+    to 0, the global weights, the server optimizer and the aggregator stay as they were (and the
+    finalizer's `update_non_finite` reads 1).
+
+    Args:
+      model: A functional model whose output is logits `[batch, num_classes]` and whose
+        `input_spec` gives x and y. The labelled loss is `model.loss`; pseudo-labels use per-image
+        softmax cross-entropy.
+      client_optimizer: The optimizer of the local steps, each phase from fresh state (eta).
+      config: The method's parameters, a `{config}`.
+      server_optimizer: Applies the aggregated update; SGD with learning rate 1 by default.
+      client_weighting: `NUM_EXAMPLES` is r_k; `UNIFORM` gives every client that contributed the
+        same weight.
+      model_distributor: As in `tff.learning.algorithms.build_weighted_fed_avg`.
+      model_aggregator: Any weighted factory of `tff.aggregators`; by default the weighted mean. An
+        unweighted one made weighted by `tff.aggregators.as_weighted_aggregator` ignores weights,
+        so clients that count for nothing still count in its denominator. Refused where the method
+        has an aggregation of its own.
+      metrics_aggregator: As in TFF; `tff.learning.metrics.sum_then_finalize` by default.
+      loop_implementation: `DATASET_ITERATOR` was the faster one on CPUs.
+      diagnose: For simulations: unlabelled elements are `OrderedDict(x=, y=)` and methods that
+        label add `pseudo_label_accuracy`. The y cannot change the update.
+      server_data: Labelled images at the server, a mapping with arrays x `[n, ...]` and y `[n]`,
+        for methods that train there; the others refuse it. They become part of the process.
+
+    Returns:
+      A `tff.learning.templates.LearningProcess`. `metrics["client_work"]["train"]` holds the
+      model's own metrics on the labelled batches, the method's, `images_used` (sum of r_k) and
+      `rejected_clients`, float32 each; `metrics["client_work"]["memory"]`, for a method with
+      memory, the clients' memories stacked.
+
+    Raises:
+      ValueError: An argument is of the wrong kind (a `TypeError` too), or does not go with the
+        model or the method.
+    """

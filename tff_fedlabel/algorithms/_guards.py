@@ -1,0 +1,110 @@
+"""What protects a round: updates that are not finite, and cohorts without weight."""
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+# So many clients' weighted updates can be added without overflow, each as large as is allowed.
+_MOST_CLIENTS = 2.0**20
+
+
+def is_finite(delta, num_examples) -> tf.Tensor:
+    """Whether an update is finite, also when weighted and summed over a cohort; bool [].
+
+    What overflows there would spoil the others' share of the sum.
+    """
+
+    def by_element():
+        finite = tf.math.is_finite(num_examples)
+        for d in delta:
+            # A comparison with a NaN is false.
+            weighted = tf.abs(d * tf.cast(num_examples, d.dtype))
+            finite &= tf.reduce_all(weighted <= tf.constant(_largest(d.dtype), d.dtype))
+        return finite
+
+    # One pass without a copy nearly always gives the answer: no element is larger than the square
+    # root of a finite sum of squares, and the product with a small number of images is bounded.
+    bounded = tf.math.is_finite(num_examples)
+    for d in delta:
+        root = float(d.dtype.max) ** 0.5
+        limit = min(0.5 * _largest(d.dtype) / root, float(num_examples.dtype.max))
+        bounded &= tf.math.is_finite(tf.nn.l2_loss(d))
+        bounded &= tf.abs(num_examples) <= tf.constant(limit, num_examples.dtype)
+    return tf.cond(bounded, lambda: True, by_element)
+
+
+def _largest(dtype: tf.DType) -> float:
+    """How large an element of a weighted update may be."""
+    largest = float(dtype.max)
+    # The range of float16 is too small to leave room in it.
+    return largest / _MOST_CLIENTS if largest > 1e30 else largest
+
+
+def all_finite(structure) -> tf.Tensor:
+    """Whether every float in a structure of tensors is finite; bool []."""
+    finite = tf.constant(True)
+    for value in tf.nest.flatten(structure):
+        if value.dtype.is_floating:
+            finite &= tf.reduce_all(tf.math.is_finite(value))
+    return finite
+
+
+class EmptyCohortGuard(tff.aggregators.WeightedAggregationFactory):
+    """Makes any weighted factory safe for a cohort whose weights sum to 0.
+
+    Then the result is NaN, which the finalizer turns into "keep everything", and the inner
+    aggregator keeps its state. The sum of the weights reaches the server in the clear, also under
+    a secure aggregator.
+
+    Args:
+      inner: The factory.
+    """
+
+    def __init__(self, inner: tff.aggregators.WeightedAggregationFactory):
+        self._inner = inner
+
+    def create(self, value_type, weight_type):
+        inner = self._inner.create(value_type, weight_type)
+        state_type = inner.initialize.type_signature.result.member
+        result_type = inner.next.type_signature.result.result.member
+        total_type = tff.TensorType(tf.float32.as_numpy_dtype)
+        old_if_empty = keep_if_empty(state_type)
+
+        @tff.tensorflow.computation(total_type, result_type)
+        def nan_if_empty(total, result):
+            return tf.nest.map_structure(
+                lambda r: tf.where(total > 0, r, tf.constant(float("nan"), r.dtype)), result
+            )
+
+        @tff.federated_computation(
+            inner.initialize.type_signature.result,
+            tff.FederatedType(value_type, tff.CLIENTS),
+            tff.FederatedType(weight_type, tff.CLIENTS),
+        )
+        def next_fn(state, value, weight):
+            total = tff.federated_sum(weight)
+            output = inner.next(state, value, weight)
+            new_state = output.state
+            if old_if_empty is not None:
+                new_state = tff.federated_map(old_if_empty, (total, output.state, state))
+            return tff.templates.MeasuredProcessOutput(
+                new_state,
+                tff.federated_map(nan_if_empty, (total, output.result)),
+                output.measurements,
+            )
+
+        return tff.templates.AggregationProcess(inner.initialize, next_fn)
+
+
+def keep_if_empty(state_type: tff.Type) -> tff.Computation | None:
+    """`(<total=float32, new=state, old=state> -> state)`: the old one where the total is 0.
+
+    None where the state holds no tensor.
+    """
+    if not tff.types.count(state_type, lambda t: isinstance(t, tff.TensorType)):
+        return None
+
+    @tff.tensorflow.computation(tff.TensorType(tf.float32.as_numpy_dtype), state_type, state_type)
+    def keep(total, new, old):
+        return tf.nest.map_structure(lambda n, o: tf.where(total > 0, n, o), new, old)
+
+    return keep

@@ -1,0 +1,209 @@
+"""The local loop that every method runs on a client, and the steps that methods share.
+
+A step is a function `(weights, batch, step_num) -> Step`; `run` takes one optimizer step for each
+batch of a dataset and adds up what the steps count.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from tff_fedlabel._lazy import tf, tff
+from tff_fedlabel.algorithms import _method
+
+
+class Step(NamedTuple):
+    """What a method computes from one batch.
+
+    Attributes:
+      gradients: What the optimizer is given, a tuple like the weights.
+      num_examples: float32 [], the images of the batch that took part.
+      metrics: `OrderedDict` name -> `(total,)` or `(numerator, denominator)`, float32 scalars.
+      logits: On labelled batches what the model's own metrics are computed from, with the
+        batch's loss; else None.
+      loss: See `logits`.
+    """
+
+    gradients: Any
+    num_examples: tf.Tensor
+    metrics: collections.OrderedDict
+    logits: Any = None
+    loss: Any = None
+
+
+class Trained(NamedTuple):
+    """What `run` returns.
+
+    Attributes:
+      weights: The trainable weights after the last step, a tuple.
+      num_examples: float32 [], the sum of the steps'.
+      metrics: The sums of the steps' metrics, in their structure.
+      model_metrics: The unfinalized metrics of the model over the labelled batches.
+    """
+
+    weights: Any
+    num_examples: tf.Tensor
+    metrics: collections.OrderedDict
+    model_metrics: Any
+
+
+def run(
+    setup: _method.Setup,
+    hparams: Any,
+    step: Callable[[Any, Any, tf.Tensor], Step],
+    weights: tuple[tf.Tensor, ...],
+    dataset: tf.data.Dataset,
+) -> Trained:
+    """Takes one optimizer step for each batch of `dataset`, from fresh optimizer state.
+
+    Args:
+      setup: What the process is built from; its optimizer is the client's (learning rate eta).
+      hparams: The optimizer's hyper-parameters of this round.
+      step: The method's step, traced once.
+      weights: The trainable weights to start from.
+      dataset: Batches; their number is the number of local steps (tau or tau').
+
+    Returns:
+      What came of it; without a batch, the weights as given and zeros.
+    """
+    model, optimizer = setup.model, setup.optimizer
+    specs = tuple(tf.TensorSpec(w.shape, w.dtype) for w in weights)
+    # A function of its own says which metrics there are before the loop begins.
+    traced = tf.function(step).get_concrete_function(
+        specs, dataset.element_spec, tf.TensorSpec([], tf.int32)
+    )
+    outputs = traced.structured_outputs
+    counts = (outputs.num_examples, outputs.metrics)
+    zeros = tf.nest.map_structure(lambda t: tf.zeros(t.shape, t.dtype), counts)
+
+    def next_carry(carry, batch):
+        step_num, optimizer_state, weights, totals, model_metrics = carry
+        done = traced(weights, batch, step_num)
+        optimizer_state, weights = optimizer.next(optimizer_state, weights, done.gradients)
+        totals = tf.nest.map_structure(tf.add, totals, (done.num_examples, done.metrics))
+        if done.logits is not None:
+            output = tff.learning.models.BatchOutput(
+                loss=done.loss, predictions=done.logits, num_examples=_batch_size(done.logits)
+            )
+            model_metrics = model.update_metrics_state(
+                model_metrics, labels=batch["y"], batch_output=output
+            )
+        return step_num + 1, optimizer_state, weights, totals, model_metrics
+
+    carry = (
+        tf.constant(0),
+        optimizer.set_hparams(optimizer.initialize(specs), hparams),
+        weights,
+        zeros,
+        model.initialize_metrics_state(),
+    )
+    dataset = dataset.with_options(_reading_options())
+    if setup.loop_implementation is tff.learning.LoopImplementation.DATASET_ITERATOR:
+        for batch in iter(dataset):
+            carry = next_carry(carry, batch)
+    else:
+        carry = dataset.reduce(carry, next_carry)
+    _, _, weights, (num_examples, metrics), model_metrics = carry
+    return Trained(weights, num_examples, metrics, model_metrics)
+
+
+def _reading_options() -> tf.data.Options:
+    """Options for a client's few batches: the thread that works on them reads them.
+
+    TensorFlow's default is a pipeline that is rewritten and tuned while it runs. For a client that
+    costs more than it brings, and rounds can stall in it: to end an iterator waits for the thread
+    that tunes it, which sleeps for many seconds at a time.
+    """
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    options.experimental_optimization.apply_default_optimizations = False
+    options.threading.private_threadpool_size = 1
+    return options
+
+
+def labeled_step(
+    setup: _method.Setup, client: _method.Client, proximal_strength: float = 0.0
+) -> Callable[[Any, Any, tf.Tensor], Step]:
+    """The step on the labelled loss F_L (eq. local_model_update), for `run`.
+
+    With `proximal_strength` mu > 0 the loss gains `mu / 2 ||w - w0||^2`, FedProx's term (Li et
+    al., "Federated Optimization in Heterogeneous Networks", 2020), whose gradient is mu (w - w0).
+    Its metric is `labeled_loss`.
+    """
+    return functools.partial(_labeled_step, setup, client, proximal_strength)
+
+
+def _labeled_step(setup, client, proximal_strength, weights, batch, step_num):
+    del step_num  # Nothing is drawn.
+
+    def loss_and_logits(weights):
+        logits = setup.model.predict_on_batch(
+            (weights, client.non_trainable), batch["x"], training=True
+        )
+        return setup.model.loss(output=logits, label=batch["y"]), logits
+
+    (loss, logits), gradients = differentiate(loss_and_logits, weights)
+    if proximal_strength > 0:
+        gradients = tuple(
+            g + tf.cast(proximal_strength, g.dtype) * (w - w0)
+            for g, w, w0 in zip(gradients, weights, client.weights, strict=True)
+        )
+    images = tf.cast(_batch_size(logits), tf.float32)
+    metrics = collections.OrderedDict(labeled_loss=(tf.cast(loss, tf.float32) * images, images))
+    return Step(gradients, images, metrics, logits, loss)
+
+
+def _batch_size(logits):
+    return tf.shape(tf.nest.flatten(logits)[0])[0]
+
+
+def differentiate(loss_fn: Callable[[Any], Any], weights: Any) -> tuple[Any, Any]:
+    """`loss_fn(weights)` and the gradients of it, or of its first member, towards the weights.
+
+    The gradients are dense, also those of embeddings, and 0 for weights without influence.
+    """
+    with tf.GradientTape() as tape:
+        tape.watch(weights)
+        result = loss_fn(weights)
+    loss = result[0] if isinstance(result, tuple) else result
+    gradients = tape.gradient(loss, weights, unconnected_gradients="zero")
+    return result, tuple(tf.convert_to_tensor(g) for g in gradients)
+
+
+def mean_over_kept(
+    image_losses: Callable[[Any, tf.Tensor], tf.Tensor],
+    mask: tf.Tensor,
+    weights: Any,
+    skip_discarded: bool = True,
+) -> tuple[tf.Tensor, Any]:
+    """The mean over a batch of the losses of the images that are kept, and its gradients.
+
+    The discarded images count as zeros in the mean (eq. unsuploss has 1 / b).
+
+    Args:
+      image_losses: `(weights, rows) -> losses`: float32 [k] for k row numbers of the batch.
+      mask: bool [b], which images are kept.
+      weights: Towards which the gradients are taken.
+      skip_discarded: Whether only the kept rows are computed; the value is the same either way.
+
+    Returns:
+      float32 [] and a tuple like `weights`.
+    """
+    batch_size = tf.size(mask)
+    kept = tf.where(mask)[:, 0]
+
+    def loss(weights):
+        if skip_discarded:
+            losses = image_losses(weights, kept)
+        else:
+            losses = image_losses(weights, tf.range(batch_size, dtype=tf.int64))
+            losses = tf.where(mask, losses, tf.zeros_like(losses))
+        return tf.reduce_sum(losses) / tf.cast(batch_size, tf.float32)
+
+    def nothing_kept():
+        return tf.constant(0.0), tuple(tf.zeros_like(w) for w in weights)
+
+    return tf.cond(tf.size(kept) > 0, lambda: differentiate(loss, weights), nothing_kept)

@@ -1,0 +1,186 @@
+"""What a method is: all that the file of a method needs to know of the rest of the package.
+
+A method's file has the dataclass of its parameters, a function that is one client's work in one
+round, and one `Method` that names both. What else a method may need (state at the server, an
+aggregation of its own, memory of clients, labels at the server) are further fields of `Method`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tff_fedlabel import _validation
+
+if TYPE_CHECKING:
+    import collections
+
+    import tensorflow as tf
+    import tensorflow_federated as tff
+
+
+class Setup(NamedTuple):
+    """What a learning process is built from, for the functions of a method.
+
+    Attributes:
+      model: The `tff.learning.models.FunctionalModel`; its output is logits [batch, classes].
+      optimizer: The optimizer of the local steps.
+      config: The method's parameters, an instance of its `config_class`.
+      loop_implementation: How the loop over a client's batches is written as a graph.
+      diagnose: Whether unlabelled batches carry their hidden label y (metrics only).
+    """
+
+    model: tff.learning.models.FunctionalModel
+    optimizer: tff.learning.optimizers.Optimizer
+    config: Any
+    loop_implementation: Any = None
+    diagnose: bool = False
+
+
+class Client(NamedTuple):
+    """What a client receives.
+
+    Attributes:
+      weights: Tuple of trainable weights, the global model w.
+      non_trainable: The model's other weights; no method changes them.
+      labeled: Batches `OrderedDict(x=, y=)`.
+      unlabeled: Batches `OrderedDict(x=)`.
+      round_num: int32 [], 0 in the first round.
+      hparams: The client optimizer's hyper-parameters.
+      server_state: The method's state at the server, where it has one.
+      memory: What this client gave to be remembered when it took part last, or the method's
+        `initial_memory`; where it has one.
+      helpers: A dataset of memories, those of the clients that `choose_helpers` named.
+    """
+
+    weights: Any
+    non_trainable: Any
+    labeled: tf.data.Dataset
+    unlabeled: tf.data.Dataset
+    round_num: tf.Tensor
+    hparams: Any
+    server_state: Any = ()
+    memory: Any = ()
+    helpers: Any = None
+
+
+class ClientOutput(NamedTuple):
+    """What a client computed.
+
+    Attributes:
+      delta: Its weights after the round minus the weights it received (Delta w_k), a tuple.
+      num_examples: float32 [], r_k: the images that took part in the update.
+      model_metrics: The unfinalized metrics of the model over the labelled batches.
+      metrics: The method's unfinalized metrics, `OrderedDict` name -> `(total,)` or
+        `(numerator, denominator)`, float32 scalars that are summed over the clients; a pair is
+        then divided (0 / 0 is reported as 0).
+      sent: What else goes to the server, a structure of float tensors. `server_update` gets its
+        sum over the clients, `aggregate` gets it client by client.
+      memory: What is to be remembered of this client, in the structure of `initial_memory`.
+    """
+
+    delta: Any
+    num_examples: tf.Tensor
+    model_metrics: Any
+    metrics: collections.OrderedDict
+    sent: Any = ()
+    memory: Any = ()
+
+
+class Clients(NamedTuple):
+    """What the clients of a cohort sent, client by client, for `Method.aggregate`.
+
+    Attributes:
+      delta: Tuple of `[n, ...]`, one row for each of n clients; 0 for a client that is left out.
+      weights: float32 [n], r_k (or 1 for each client under UNIFORM weighting); 0 for a client
+        that is to be left out: one that used no image, or whose update was not finite.
+      sent: Like `ClientOutput.sent`, with a leading [n].
+      round_num: int32 [].
+    """
+
+    delta: Any
+    weights: tf.Tensor
+    sent: Any
+    round_num: tf.Tensor
+
+
+class Server(NamedTuple):
+    """What the server trains with, for `Method.server_training`.
+
+    Attributes:
+      weights: Tuple of trainable weights, the clients' updates included.
+      non_trainable: The model's other weights.
+      data: `OrderedDict(x=[n, ...], y=[n])`, the labelled images at the server.
+      round_num: int32 [].
+      hparams: The hyper-parameters of `Setup.optimizer`.
+    """
+
+    weights: Any
+    non_trainable: Any
+    data: collections.OrderedDict
+    round_num: tf.Tensor
+    hparams: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """One published method. Called like the `build_` function of its name, it builds a process.
+
+    Functions are traced inside a `tf.function`. Only the first three fields are always needed.
+
+    Attributes:
+      name: By which `ALGORITHMS` and the command line know it: lower-case letters, digits, "_".
+      config_class: The frozen dataclass of its parameters, every one with a default, `seed` among
+        them. The first sentence about a field in the class's docstring, or the field's
+        `metadata["help"]`, explains its flag on the command line.
+      client_update: `(Setup, Client) -> ClientOutput`, a client's work in a round.
+      reads_unlabeled: Whether it reads unlabelled images.
+      initial_weights: `(Setup) -> tuple of trainable weights`; the model's own by default.
+      server_state: `(Setup) -> structure of tensors`, the first state that the method keeps at
+        the server. It is sent to the clients with the weights.
+      server_update: `(Setup, state, sum of ClientOutput.sent) -> state`, after each round in which
+        a client took part.
+      aggregate: `(Setup, Clients) -> delta`, a tuple like the weights: takes the place of the
+        weighted mean. All updates of a cohort are in the server's memory at once then.
+      initial_memory: `(Setup) -> structure of tensors` of known shapes: what a client that has not
+        taken part yet remembers.
+      choose_helpers: `(memories, client, round_num) -> client numbers`, whose memories the client
+        is given. `memories` maps the number of each client that has taken part to its memory
+        (NumPy arrays). It runs where the training loop runs.
+      server_training: `(Setup, Server) -> tuple of trainable weights`: trains at the server after
+        each aggregation, on the data given to the builder as `server_data`.
+    """
+
+    name: str
+    config_class: type
+    client_update: Callable[[Setup, Client], ClientOutput]
+    reads_unlabeled: bool = True
+    initial_weights: Callable[[Setup], Any] | None = None
+    server_state: Callable[[Setup], Any] | None = None
+    server_update: Callable[[Setup, Any, Any], Any] | None = None
+    aggregate: Callable[[Setup, Clients], Any] | None = None
+    initial_memory: Callable[[Setup], Any] | None = None
+    choose_helpers: Callable[[Any, int, int], Sequence[int]] | None = None
+    server_training: Callable[[Setup, Server], Any] | None = None
+
+    def __post_init__(self):
+        if not isinstance(self.name, str) or not re.fullmatch("[a-z][a-z0-9_]*", self.name):
+            raise ValueError(f"name must be lower-case letters, digits and '_', got {self.name!r}.")
+        if not dataclasses.is_dataclass(self.config_class):
+            raise _validation.WrongTypeError(
+                f"config_class of {self.name} must be a dataclass, got {self.config_class!r}."
+            )
+        if "seed" not in {field.name for field in dataclasses.fields(self.config_class)}:
+            raise ValueError(f"{self.config_class.__name__} needs a field seed.")
+        for one, other in (("server_state", "server_update"), ("choose_helpers", "initial_memory")):
+            if getattr(self, one) is not None and getattr(self, other) is None:
+                raise ValueError(f"the method {self.name} has {one} but no {other}.")
+
+    def __call__(self, model, client_optimizer, config=None, **tail):
+        """Builds the learning process, as `build_<name>` does."""
+        from tff_fedlabel.algorithms import _builder
+
+        config = self.config_class() if config is None else config
+        return _builder.of(self)(model, client_optimizer, config, **tail)

@@ -1,0 +1,127 @@
+"""What the scripts share of the command line: flags, help, one-line messages, exit codes.
+
+Nothing heavy is imported before the flags are known to be right, so a typing error answers at
+once. Exit codes: 0 done, 1 failure, 2 wrong usage, 130 and 143 stopped by SIGINT and SIGTERM.
+"""
+
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+
+from absl import flags
+
+FLAGS = flags.FLAGS
+_INTERNAL = ("probe",)  # by which scripts call themselves
+
+
+class UsageError(ValueError):
+    """What the user asked for makes no sense; exit code 2."""
+
+
+def run_command(
+    argv: Sequence[str],
+    define: Callable[[], None],
+    command: Callable[[], int],
+    epilogue: str = "",
+) -> int:
+    """Parses `argv` with the flags that `define` adds, then runs `command`.
+
+    Args:
+      argv: With the program's name first.
+      define: Defines the flags.
+      command: Returns the exit code.
+      epilogue: A line for the end of the help.
+
+    Returns:
+      The exit code. What goes wrong is told in one line on stderr.
+    """
+    define()
+    try:
+        if {"--help", "-help", "--helpshort", "-h", "-helpshort"} & set(argv[1:]):
+            print(_help(argv[0], define, epilogue))
+            return 0
+        rest = FLAGS(list(argv))
+        if len(rest) > 1:
+            return _complain(f"unexpected argument {rest[1]!r}; flags start with --", 2)
+    except UnicodeError:
+        return _complain("--flagfile names a file that is not text", 2)
+    except flags.Error as error:
+        text = str(error).removeprefix("ERROR:: ")
+        return _complain(f"{text} (--helpshort lists the flags)", 2)
+    if FLAGS.verbose:
+        os.environ["TF_CPP_MIN_LOG_LEVEL"] = "0"
+    try:
+        return command()
+    except KeyboardInterrupt:
+        return _complain("interrupted", 130)
+    except Exception as error:  # noqa: BLE001 (a user gets one line, whatever happened)
+        if FLAGS.verbose:
+            traceback.print_exc()
+        return _complain(*_explain(error))
+
+
+def _explain(error: Exception) -> tuple[str, int]:
+    """The line that tells a user what went wrong, and the exit code."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, UsageError):
+        return text, 2
+
+    from tff_fedlabel import runtime, training
+    from tff_fedlabel.datasets import sources
+
+    if isinstance(error, training.Interrupted):
+        return text, 128 + error.signal_number
+    if isinstance(error, training.RunDirectoryError | training.ConfigError):
+        return text, 2
+    known = (
+        training.CheckpointError,
+        sources.DataNotFoundError,
+        sources.CorruptDataError,
+        *_runtime_errors(runtime),
+    )
+    if isinstance(error, known):
+        return text, 1
+    return f"{type(error).__name__}: {text[:500]} (--verbose shows where)", 1
+
+
+def _runtime_errors(runtime) -> tuple[type[Exception], ...]:
+    """The exceptions by which a runtime says that it did not start or that it failed."""
+    exported = (getattr(runtime, name) for name in runtime.__all__)
+    return tuple(e for e in exported if isinstance(e, type) and issubclass(e, RuntimeError))
+
+
+@contextlib.contextmanager
+def wrong_values_are_usage() -> Iterator[None]:
+    """Inside, a `ValueError` that is not about damaged data means wrong usage: exit code 2."""
+    try:
+        yield
+    except ValueError as error:
+        from tff_fedlabel.datasets import sources
+
+        if isinstance(error, UsageError | sources.CorruptDataError):
+            raise
+        raise UsageError(str(error)) from error
+
+
+def _complain(text: str, code: int) -> int:
+    print(f"{os.path.basename(sys.argv[0]) or 'tff_fedlabel'}: {text}", file=sys.stderr)
+    return code
+
+
+def _help(program: str, define: Callable[[], None], epilogue: str) -> str:
+    lines = [f"usage: {program} [--flag value ...]", ""]
+    # absl files the flags of a script under its name.
+    module = sys.argv[0] if define.__module__ == "__main__" else define.__module__
+    flags_of_module = FLAGS.flags_by_module_dict()[module]
+    ours = [flag for flag in flags_of_module if flag.name not in _INTERNAL]
+    width = max(len(flag.name) for flag in ours) + 4
+    for flag in ours:
+        default = "" if flag.default in (None, False) else f" [{flag.default}]"
+        lines.append(f"  --{flag.name:<{width}}{flag.help}{default}")
+    lines.append("")
+    if epilogue:
+        lines.append(epilogue)
+    lines.append("--flagfile FILE reads flags from a file; experiments/flagfiles has one per task.")
+    return "\n".join(lines)

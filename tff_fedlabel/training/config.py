@@ -1,0 +1,237 @@
+"""The choices of one run, and what the task decides where nobody does."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from tff_fedlabel import _parameters, _validation, algorithms, augmentation, tasks
+from tff_fedlabel.datasets import partition, sources
+
+# The strong augmentations that can be asked for by name.
+STRONG_AUGMENTS = {
+    "paper": augmentation.RandAugment(),
+    "single": augmentation.RandAugment.single(),
+    "none": None,
+}
+EPOCH = "epoch"
+MIXED_PRECISION = ("float16", "bfloat16")
+LR_SCHEDULES = ("constant", "cosine", "step", "inverse_sqrt")
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """Every choice of one run; `make_config` makes one from a task.
+
+    Attributes:
+      task: Name of the task in `tasks.TASKS`.
+      source: Name of the data set in `datasets.sources`.
+      model: cnn, resnet18, resnet34 or resnet50.
+      num_clients: Clients M that the images are dealt out to.
+      clients_per_round: Clients m in a round.
+      alpha: Dirichlet parameter of the partition, 0.01 to inf (IID).
+      labeled_fraction: Share of each client's images that keep their label, in (0, 1].
+      rounds: Communication rounds T.
+      lr: Learning rate eta of the clients' SGD, in the first round where it follows a schedule.
+      batch_size: Images in a batch, labelled and unlabelled.
+      tau: Labelled steps of a client in a round, or "epoch": one pass over its labelled images.
+      tau_unlabeled: Unlabelled steps tau', or "epoch".
+      strong_augment: paper (10 operations at magnitude 1), single (1 at 10) or none.
+      eval_every: Rounds between evaluations.
+      width: Width of the model (64 for ResNets); None is the model's own default.
+      algorithm: Name in `algorithms.ALGORITHMS`.
+      partition: client (each client's mixture of classes is Dir(alpha N p), p the shares of N
+        classes), client_symmetric (it is plain Dir(alpha)) or class (each class is divided over
+        the clients by Dir(alpha)).
+      split: pooled (80/5/15 of all published images) or official (the published test set).
+      image_size: Side of the images in pixels, for data sets that come in several; None is the
+        data set's own default.
+      mixed_precision: float16 or bfloat16: the model computes in it, from weights in float32, for
+        fast GPUs; None is float32 throughout.
+      lr_schedule: How lr changes over the rounds: constant, cosine (to 0), step (a tenth after half
+        of the rounds, a hundredth after three quarters) or inverse_sqrt (1 / sqrt(1 + round)).
+      early_stopping_patience: Evaluations without a better validation accuracy after which the run
+        ends; None is never.
+      server_lr: Learning rate of the server's SGD.
+      server_momentum: Momentum of the server's SGD.
+      seed: Seed of everything: splits, partition, labels kept, initial weights, sampling,
+        augmentation.
+      parameters: The method's own parameters, as far as they are not the method's defaults.
+
+    Raises:
+      ValueError: A field is out of its range or of the wrong type; the message names it.
+    """
+
+    task: str
+    source: str
+    model: str
+    num_clients: int
+    clients_per_round: int
+    alpha: float
+    labeled_fraction: float
+    rounds: int
+    lr: float
+    batch_size: int
+    tau: int | str
+    tau_unlabeled: int | str
+    strong_augment: str
+    eval_every: int
+    width: int | None = None
+    algorithm: str = "fedlabel"
+    partition: str = "client"
+    split: str = "pooled"
+    image_size: int | None = None
+    mixed_precision: str | None = None
+    lr_schedule: str = "constant"
+    early_stopping_patience: int | None = None
+    server_lr: float = 1.0
+    server_momentum: float = 0.0
+    seed: int = 0
+    parameters: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self):
+        check = _validation
+        checked: dict[str, Any] = {}
+        from tff_fedlabel import models
+
+        names = {
+            "algorithm": algorithms.METHODS,
+            "model": models.MODELS,
+            "strong_augment": STRONG_AUGMENTS,
+            "partition": partition.SCHEMES,
+            "split": sources.SPLITS,
+            "lr_schedule": LR_SCHEDULES,
+        }
+        for name, known in names.items():
+            check.check_name(name, getattr(self, name), known)
+        if self.mixed_precision is not None:
+            check.check_name("mixed_precision", self.mixed_precision, MIXED_PRECISION)
+        for name in ("num_clients", "clients_per_round", "rounds", "batch_size", "eval_every"):
+            checked[name] = check.check_int(name, getattr(self, name))
+        for name in ("width", "image_size", "early_stopping_patience"):
+            if getattr(self, name) is not None:
+                checked[name] = check.check_int(name, getattr(self, name))
+        for name in ("tau", "tau_unlabeled"):
+            if getattr(self, name) != EPOCH:
+                checked[name] = check.check_int(
+                    name, getattr(self, name), or_else=f", or {EPOCH!r}"
+                )
+        checked["labeled_fraction"] = check.check_number(
+            "labeled_fraction", self.labeled_fraction, 0.0, 1.0, open_low=True
+        )
+        checked["alpha"] = check.check_number_or_infinity("alpha", self.alpha, 0.01)
+        for name in ("lr", "server_lr"):
+            checked[name] = check.check_number(name, getattr(self, name), 0.0, 1e3, open_low=True)
+        checked["server_momentum"] = check.check_number(
+            "server_momentum", self.server_momentum, 0.0, 1.0
+        )
+        checked["seed"] = check.check_seed(self.seed)
+        if self.clients_per_round > self.num_clients:
+            raise ValueError(
+                f"clients_per_round is {self.clients_per_round} but there are "
+                f"{self.num_clients} clients."
+            )
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+        self._check_parameters()
+
+    def _check_parameters(self) -> None:
+        known = _method_fields(self.algorithm)
+        for name in self.parameters:
+            if name not in known:
+                raise ValueError(f"{name} is not a parameter of the algorithm {self.algorithm}.")
+        made = self.algorithm_config()  # The method's own parameters check themselves.
+        checked = {name: getattr(made, name) for name in self.parameters}
+        object.__setattr__(self, "parameters", checked)
+
+    def algorithm_config(self) -> Any:
+        """The method's parameters (for instance `FedLabelConfig`) as this run wants them."""
+        wanted = dict(self.parameters)
+        known = _method_fields(self.algorithm)
+        if "seed" in known:
+            wanted["seed"] = self.seed
+        if "strong_augment" in known:
+            wanted["strong_augment"] = STRONG_AUGMENTS[self.strong_augment]
+        return algorithms.METHODS[self.algorithm].config_class(**wanted)
+
+    def choices(self) -> dict[str, Any]:
+        """All choices by name, the method's parameters among them, as `make_config` takes them."""
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {**fields, **fields.pop("parameters")}
+
+
+# What a method's configuration has and a run sets for it.
+_SET_BY_THE_RUN = ("seed", "strong_augment")
+
+
+def _method_fields(algorithm: str) -> set[str]:
+    config_class = algorithms.METHODS[algorithm].config_class
+    return {field.name for field in dataclasses.fields(config_class)}
+
+
+def make_config(task: str, algorithm: str = "fedlabel", **choices: Any) -> RunConfig:
+    """Fills in what `choices` leaves out (or gives as None) from the task.
+
+    Args:
+      task: Name in `tasks.TASKS`.
+      algorithm: Name in `algorithms.ALGORITHMS`.
+      **choices: Fields of `RunConfig`, and parameters of the method.
+
+    Raises:
+      ValueError: The task is unknown (the message has the nearest name), a choice is out of range,
+        or nothing is called like it.
+    """
+    _validation.check_name("task", task, tasks.TASKS)
+    _validation.check_name("algorithm", algorithm, algorithms.METHODS)
+    defaults = dataclasses.asdict(tasks.TASKS[task])
+    del defaults["origin"]
+    own = {field.name for field in dataclasses.fields(RunConfig)} - {"parameters"}
+    given = {name: value for name, value in choices.items() if value is not None}
+    parameters = {**given.pop("parameters", {})}
+    known = own.union(*(_method_fields(name) for name in algorithms.METHODS))
+    for name in [name for name in given if name not in own]:
+        if name not in known:
+            raise ValueError(f"there is no choice {name!r}{_validation.nearest(name, known)}.")
+        parameters[name] = given.pop(name)
+    return RunConfig(task=task, algorithm=algorithm, **{**defaults, **given}, parameters=parameters)
+
+
+def run_parameters() -> dict[str, _parameters.Parameter]:
+    """The fields of `RunConfig` that can be set from text, by name."""
+    return _parameters.of(RunConfig)
+
+
+def method_parameters() -> dict[str, _parameters.Parameter]:
+    """The parameters of all methods that can be set from text, by name.
+
+    What several methods have is explained by the first of them; the help names them all.
+    """
+    found: dict[str, _parameters.Parameter] = {}
+    having: dict[str, list[str]] = {}
+    for name, method in algorithms.METHODS.items():
+        for parameter in _parameters.of(method.config_class).values():
+            if parameter.name not in _SET_BY_THE_RUN:
+                found.setdefault(parameter.name, parameter)
+                having.setdefault(parameter.name, []).append(name)
+    return {
+        name: parameter._replace(help=f"{parameter.help} ({', '.join(having[name])})")
+        for name, parameter in found.items()
+    }
+
+
+def lr_factor(schedule: str, round_num: int, rounds: int) -> float:
+    """What the learning rate is multiplied by in a round.
+
+    Args:
+      schedule: One of `LR_SCHEDULES`.
+      round_num: 0 in the first round.
+      rounds: T, how many there are.
+    """
+    if schedule == "cosine":
+        return 0.5 * (1.0 + math.cos(math.pi * round_num / rounds))
+    if schedule == "step":
+        return 0.1 ** ((2 * round_num >= rounds) + (4 * round_num >= 3 * rounds))
+    if schedule == "inverse_sqrt":
+        return 1.0 / math.sqrt(1.0 + round_num)
+    return 1.0

@@ -1,0 +1,55 @@
+"""Accuracy and loss on validation and test images."""
+
+import math
+from typing import Any
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_fedlabel.datasets import federated
+
+# So few that a signal, which waits for the end of a batch, is heeded soon.
+_BATCH = 100
+
+
+def evaluate(
+    model: tff.learning.models.FunctionalModel, weights: Any, examples: Any
+) -> tuple[float, float]:
+    """Accuracy and mean loss of `weights` on `examples`.
+
+    Args:
+      model: Outputs logits `[batch, classes]`.
+      weights: `tff.learning.models.ModelWeights`.
+      examples: `datasets.sources.Examples`, x uint8 `[n, h, w, c]` and y int32 `[n]`.
+
+    Returns:
+      Accuracy in [0, 1] and loss in nats, NaN without examples.
+    """
+    model_weights = (tuple(weights.trainable), tuple(weights.non_trainable))
+    correct = loss = count = 0.0
+    for batch in federated.evaluation_dataset(examples, _BATCH):
+        batch_correct, batch_loss = _evaluate_batch(model, model_weights, batch["x"], batch["y"])
+        size = len(batch["y"])
+        correct, loss, count = correct + batch_correct, loss + batch_loss * size, count + size
+    return (float(correct) / count, float(loss) / count) if count else (math.nan, math.nan)
+
+
+@tf.function(reduce_retracing=True)
+def _evaluate_batch(model, model_weights, x, y):
+    logits = model.predict_on_batch(model_weights, x, training=False)
+    hits = tf.equal(tf.argmax(logits, axis=-1, output_type=y.dtype), y)
+    return tf.reduce_sum(tf.cast(hits, tf.float32)), model.loss(output=logits, label=y)
+
+
+NOT_EVALUATED = dict.fromkeys(
+    ("validation_accuracy", "validation_loss", "test_accuracy", "test_loss"), math.nan
+)
+
+
+def evaluations(experiment, state) -> dict[str, float]:
+    """The values of `NOT_EVALUATED` for the model of a state."""
+    weights = experiment.process.get_model_weights(state)
+    values = []
+    for examples in (experiment.source.validation, experiment.source.test):
+        values += evaluate(experiment.model, weights, examples)
+    return dict(zip(NOT_EVALUATED, values, strict=True))

@@ -1,0 +1,189 @@
+"""Data, clients, model and learning process of a run, built from its configuration."""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_fedlabel import algorithms, models
+from tff_fedlabel.datasets import federated, partition, sources
+from tff_fedlabel.training import config as configuration
+from tff_fedlabel.training import memory as client_memory
+
+_SAMPLING = 1  # Sets the stream of client sampling apart from others of the same seed.
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """What `build` made of a `RunConfig`.
+
+    Attributes:
+      config: The run's choices.
+      source: The data set, with its validation and test images.
+      clients: The clients' images.
+      model: The functional model.
+      process: The learning process, built with `diagnose` where the method reads unlabelled
+        images, since the hidden labels are known here.
+      initial_memory: What a client that has not taken part yet remembers; None for a method
+        without memory.
+    """
+
+    config: configuration.RunConfig
+    source: sources.Source
+    clients: federated.FederatedData
+    model: tff.learning.models.FunctionalModel
+    process: tff.learning.templates.LearningProcess
+    initial_memory: Any = None
+
+    @property
+    def method(self) -> algorithms.Method:
+        return algorithms.METHODS[self.config.algorithm]
+
+    def fingerprint(self) -> str:
+        """Changes when the clients' data does; see `FederatedData.fingerprint`."""
+        return self.clients.fingerprint()
+
+    def new_memory(self) -> client_memory.ClientMemory | None:
+        """The memory of clients before the first round; None for a method without memory."""
+        if self.initial_memory is None:
+            return None
+        return client_memory.ClientMemory(self.initial_memory, self.method.choose_helpers)
+
+    def cohort(
+        self, round_num: int, memory: client_memory.ClientMemory | None = None
+    ) -> Sequence[Any]:
+        """The client data of one round, drawn from (seed, round) alone, without replacement.
+
+        Args:
+          round_num: 0 in the first round.
+          memory: What the clients remember, where the method has memory.
+
+        Returns:
+          One element for each client, made when it is asked for and not kept.
+        """
+        config = self.config
+        tau, tau_unlabeled = (
+            None if steps == configuration.EPOCH else steps
+            for steps in (config.tau, config.tau_unlabeled)
+        )
+        reads_unlabeled = self.method.reads_unlabeled
+        rng = np.random.default_rng(np.random.SeedSequence((_SAMPLING, config.seed, round_num)))
+        drawn = rng.choice(
+            len(self.clients.client_ids), size=config.clients_per_round, replace=False
+        )
+        cohort = self.clients.cohort(
+            [self.clients.client_ids[client] for client in drawn],
+            round_num,
+            labeled_steps=tau,
+            # What is not read need not travel to the worker.
+            unlabeled_steps=tau_unlabeled if reads_unlabeled else 1,
+            batch_size=config.batch_size,
+            seed=config.seed,
+            with_hidden_labels=reads_unlabeled,
+        )
+        return cohort if memory is None else _Remembering(cohort, drawn, memory, round_num)
+
+
+class _Remembering(Sequence):
+    """A cohort whose clients are given what they remember."""
+
+    def __init__(self, cohort, clients, memory, round_num: int):
+        self._cohort, self._clients = cohort, clients
+        self._memory, self._round_num = memory, round_num
+
+    def __len__(self) -> int:
+        return len(self._cohort)
+
+    def __getitem__(self, index):
+        if isinstance(index, slice):
+            return _Remembering(
+                self._cohort[index], self._clients[index], self._memory, self._round_num
+            )
+        client = int(self._clients[index])
+        return self._memory.attach(self._cohort[index], client, self._round_num)
+
+
+def build(config: configuration.RunConfig, data_dir: str | None = None) -> Experiment:
+    """Loads the data, deals it out to the clients, and builds model and process.
+
+    Args:
+      config: The run's choices.
+      data_dir: Where the data sets lie; None is the loader's default.
+
+    Raises:
+      datasets.sources.DataNotFoundError, datasets.sources.CorruptDataError: The data is missing or
+        damaged.
+    """
+    source = sources.load(
+        config.source,
+        data_dir=data_dir,
+        split=config.split,
+        seed=config.seed,
+        image_size=config.image_size,
+    )
+    parts = partition.partition(
+        source.train.y,
+        config.num_clients,
+        config.alpha,
+        scheme=config.partition,
+        seed=config.seed,
+    )
+    clients = federated.from_source(
+        source.train,
+        parts,
+        config.labeled_fraction,
+        config.seed,
+        num_classes=source.num_classes,
+        label_names=source.label_names,
+    )
+    model = _build_model(config, source)
+    method = algorithms.METHODS[config.algorithm]
+    optimizer = tff.learning.optimizers.build_sgdm(config.lr)
+    build_process = functools.partial(
+        method,
+        model,
+        optimizer,
+        config.algorithm_config(),
+        server_optimizer=tff.learning.optimizers.build_sgdm(
+            config.server_lr, momentum=config.server_momentum
+        ),
+        diagnose=method.reads_unlabeled,
+    )
+    # A method that trains at the server is given all labelled images there.
+    at_server = {} if method.server_training is None else {"server_data": clients.labeled_arrays()}
+    return Experiment(
+        config,
+        source,
+        clients,
+        model,
+        build_process(**at_server),
+        algorithms.initial_memory(method, model, optimizer, config.algorithm_config()),
+    )
+
+
+def _build_model(config, source) -> tff.learning.models.FunctionalModel:
+    input_shape = source.train.x.shape[1:]
+    with _keras_policy(config.mixed_precision):
+        keras_model = models.build_keras(
+            config.model, input_shape, source.num_classes, width=config.width, seed=config.seed
+        )
+    return models.functional_model(keras_model, input_shape=input_shape)
+
+
+@contextlib.contextmanager
+def _keras_policy(dtype: str | None) -> Iterator[None]:
+    """Inside, Keras layers are made to compute in `dtype`; None changes nothing."""
+    if dtype is None:
+        yield
+        return
+    before = tf.keras.mixed_precision.global_policy()
+    tf.keras.mixed_precision.set_global_policy(f"mixed_{dtype}")
+    try:
+        yield
+    finally:
+        tf.keras.mixed_precision.set_global_policy(before)

@@ -1,0 +1,346 @@
+"""Runs an experiment round by round: sampling, `next`, evaluation, metrics, checkpoint, resume.
+
+A run directory holds
+
+  config.json    every choice of the run, the versions it ran with, and the runtimes, each from
+                 the round on that it computed
+  metrics.csv    one row for each round
+  tensorboard/   the same for TensorBoard
+  run.log        the same as text, and when the run was started, resumed, stopped
+  checkpoints/   the states of the last two rounds that were saved, as TFF's program state manager
+                 writes them; best/ holds the one of the best validation accuracy
+  round.json     the metrics of the round that was saved last, until they are in metrics.csv
+  summary.json   the result, once the run is finished
+
+A round is computed from the state before it and from (seed, round) alone, so a run that was
+stopped anywhere and resumed ends in the same weights as one that was not.
+"""
+
+import collections
+import contextlib
+import math
+import os
+import pathlib
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from tff_fedlabel import _notebook, _progress, _validation, models
+from tff_fedlabel import runtime as runtimes
+from tff_fedlabel.datasets import federated, sources
+from tff_fedlabel.training import experiment as experiments
+from tff_fedlabel.training.checkpoints import Checkpoints
+from tff_fedlabel.training.config import RunConfig, lr_factor
+from tff_fedlabel.training.evaluation import NOT_EVALUATED, evaluations
+from tff_fedlabel.training.interrupt import Interrupt, Interrupted
+from tff_fedlabel.training.run_directory import (
+    RunDirectory,
+    RunDirectoryError,
+    json_number,
+    stored_runtime,
+)
+
+
+class ConfigError(ValueError):
+    """The choices of the run do not go with the data, with each other, or with the runtime."""
+
+
+@_notebook.tells_errors_in_one_line
+def run(
+    config: RunConfig,
+    output_dir: str | os.PathLike,
+    *,
+    data_dir: str | None = None,
+    resume: bool = False,
+    runtime: str = "auto",
+    runtime_options: Mapping[str, Any] | None = None,
+    checkpoint_every: int = 1,
+    progress: bool | None = None,
+    on_round: Callable[[int, dict[str, float]], None] | None = None,
+) -> dict[str, Any]:
+    """Trains, or goes on training, and leaves everything in `output_dir`.
+
+    It may be called in a notebook's cell, where an event loop runs already. Its exceptions are
+    shown there in one line, and interrupting the cell stops it as Ctrl-C does elsewhere.
+
+    Args:
+      config: The run's choices; `make_config` makes one.
+      output_dir: The run directory itself.
+      data_dir: Where the data sets lie.
+      resume: Whether to continue what lies in `output_dir`. With nothing there the run starts, and
+        a finished run returns its summary at once.
+      runtime: Name of the runtime, see `tff_fedlabel.runtime.use`. `"auto"` is the one that a
+        resumed run was in last, else `tff_fedlabel.runtime.choose`.
+      runtime_options: The runtime's own options. A run that is resumed in the runtime it was in
+        last keeps those that are not given.
+      checkpoint_every: Rounds between checkpoints; the last round always has one.
+      progress: Whether to show a progress bar; by default in a notebook only.
+      on_round: Called after each round with the number of completed rounds and their metrics.
+
+    Returns:
+      The content of summary.json.
+
+    Raises:
+      RunDirectoryError: See there.
+      ConfigError: The choices do not go with the data, or the runtime has no such options.
+      CheckpointError: The newest checkpoint is damaged.
+      runtime.WorkerError and its like: The runtime did not start, or was lost.
+      Interrupted: SIGINT or SIGTERM arrived.
+      datasets.sources.DataNotFoundError, datasets.sources.CorruptDataError: See there.
+    """
+    _validation.check_name("runtime", runtime, ("auto", *runtimes.RUNTIMES))
+    checkpoint_every = _validation.check_int("checkpoint_every", checkpoint_every)
+    stored = stored_runtime(output_dir) if resume else None
+    if runtime == "auto":
+        runtime = stored[0] if stored else runtimes.choose()
+    options = dict(runtime_options or {})
+    if stored and stored[0] == runtime:
+        options = {**stored[1], **options}
+    try:
+        prepared = runtimes.use(runtime, **options)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    directory = RunDirectory(pathlib.Path(output_dir), config, resume, runtime, options)
+    with (
+        contextlib.closing(directory),
+        directory.log(),
+        _notebook.without_notices(),
+        Interrupt() as interrupt,
+    ):
+        finished = directory.finished_summary()
+        if finished is not None:
+            return finished
+        with contextlib.ExitStack() as stack:
+            # Before the data: a GPU that is not there should not cost a download, and how
+            # TensorFlow uses a GPU can be said only until its first operation.
+            try:
+                stack.enter_context(prepared)
+            except Exception:
+                directory.discard_if_new()
+                raise
+            experiment = _build(config, data_dir, directory, interrupt)
+            callbacks = [] if on_round is None else [on_round]
+            if _notebook.is_running() if progress is None else progress:
+                callbacks.insert(0, stack.enter_context(_progress.bar(config.rounds)))
+            rounds = _Rounds(experiment, directory, checkpoint_every, interrupt)
+            return rounds.run(runtime, callbacks)
+
+
+def _build(config, data_dir, directory, interrupt) -> experiments.Experiment:
+    try:
+        with interrupt.allowed():
+            experiment = experiments.build(config, data_dir)
+            directory.check_data(experiment.fingerprint())
+            return experiment
+    except KeyboardInterrupt:
+        raise Interrupted("before a round", directory.path, interrupt.signal_number) from None
+    except Exception as error:
+        directory.discard_if_new()
+        named = (
+            sources.CorruptDataError,
+            federated.ClientDataError,
+            models.BatchNormError,
+            RunDirectoryError,
+        )
+        if isinstance(error, ValueError) and not isinstance(error, named):
+            raise ConfigError(str(error)) from error
+        raise
+
+
+class _Rounds:
+    """The rounds of one run, from where its directory says it is.
+
+    What is saved is the state after a round. The round's metrics are in round.json from then on
+    until they have been evaluated and are in metrics.csv, so a stop in between loses neither.
+    """
+
+    def __init__(self, experiment, directory: RunDirectory, checkpoint_every: int, interrupt):
+        self._experiment, self._directory = experiment, directory
+        self._config, self._process = experiment.config, experiment.process
+        self._checkpoint_every, self._interrupt = checkpoint_every, interrupt
+        self._checkpoints = Checkpoints(directory.path)
+        self._memory = experiment.new_memory()
+        self._state = self._process.initialize()
+        self._done = self._saved = 0
+        self._evaluated = (0, dict(NOT_EVALUATED))  # of which round, and what came of it
+        self._load()
+
+    def run(self, runtime: str, callbacks) -> dict[str, Any]:
+        """Computes the rounds that are missing; returns the summary."""
+        config, directory = self._config, self._directory
+        directory.check_rounds(self._done)
+        start = self._done
+        directory.note_start(start)
+        unfinished = directory.unfinished_round(start)
+        if unfinished is not None:
+            self._finish_round(unfinished)
+        best = _Best(directory.evaluated(self._done))
+        while self._done < config.rounds and not best.is_over(config.early_stopping_patience):
+            metrics = self._finish_round(self._compute_round())
+            if best.add(self._done, metrics["validation_accuracy"]):
+                self._checkpoints.save_best(self._content(), self._done)
+            for on_round in callbacks:
+                on_round(self._done, metrics)
+        if self._saved != self._done:
+            self._save(None)
+        return self._finish(runtime, start, best)
+
+    def _compute_round(self) -> dict[str, float]:
+        """Computes a round and saves its state if that is due; returns its metrics."""
+        started = time.perf_counter()
+        output = None
+        try:
+            with self._interrupt.allowed():
+                self._set_learning_rate()
+                cohort = self._experiment.cohort(self._done, self._memory)
+                output = self._process.next(self._state, cohort)
+        except KeyboardInterrupt:
+            if output is None:
+                self._stop()
+        except Exception as error:
+            self._save(None)
+            self._directory.note(f"failed after round {self._done}: {error}")
+            raise
+        self._state, self._done = output.state, self._done + 1
+        if self._memory is not None:
+            self._memory.update(output.metrics["client_work"]["memory"])
+        metrics = _round_metrics(output.metrics, time.perf_counter() - started)
+        if self._memory is not None:
+            metrics["memory_bytes"] = float(self._memory.nbytes)
+        if self._done % self._checkpoint_every == 0 or self._done == self._config.rounds:
+            self._save(metrics)
+        return metrics
+
+    def _finish_round(self, metrics: dict[str, float]) -> dict[str, float]:
+        """Evaluates the round if that is due, and adds it to metrics.csv."""
+        evaluated = NOT_EVALUATED
+        if self._done % self._config.eval_every == 0 or self._done == self._config.rounds:
+            evaluated = self._evaluate(metrics)
+        metrics = {**metrics, **evaluated}
+        _notebook.wait(self._directory.release(metrics, self._done))
+        return metrics
+
+    def _evaluate(self, metrics: dict[str, float]) -> dict[str, float]:
+        """The evaluation of the state; `metrics` are of its round and not in metrics.csv yet."""
+        evaluated = None
+        try:
+            with self._interrupt.allowed():
+                evaluated = evaluations(self._experiment, self._state)
+        except KeyboardInterrupt:
+            if evaluated is None:
+                self._stop(metrics)
+        self._evaluated = (self._done, evaluated)
+        return evaluated
+
+    def _stop(self, metrics: dict[str, float] | None = None):
+        """Saves what there is and says that the run was interrupted."""
+        self._save(metrics)
+        self._directory.note(f"stopped after round {self._done}")
+        raise Interrupted(
+            f"after round {self._done}", self._directory.path, self._interrupt.signal_number
+        ) from None
+
+    def _set_learning_rate(self) -> None:
+        config = self._config
+        if config.lr_schedule == "constant":
+            return
+        lr = config.lr * lr_factor(config.lr_schedule, self._done, config.rounds)
+        hparams = self._process.get_hparams(self._state)
+        hparams["client_work"]["learning_rate"] = np.float32(lr)
+        if self._experiment.method.server_training is not None:
+            hparams["finalizer"]["training"]["learning_rate"] = np.float32(lr)
+        self._state = self._process.set_hparams(self._state, hparams)
+
+    def _content(self):
+        """What a checkpoint holds."""
+        memory = () if self._memory is None else (self._memory.state(),)
+        return (self._state, self._done, *memory)
+
+    def _save(self, metrics: dict[str, float] | None) -> None:
+        """Saves the state, with the metrics of a round that is not in metrics.csv yet."""
+        if self._saved == self._done:
+            return
+        if metrics is not None:
+            self._directory.note_unfinished(metrics, self._done)
+        self._checkpoints.save(self._content(), self._done)
+        self._saved = self._done
+
+    def _load(self) -> None:
+        found = self._checkpoints.load_latest(self._content())
+        if found is None:
+            return
+        (self._state, done, *memory), _ = found
+        self._done = self._saved = int(done)
+        if memory:
+            self._memory.restore(memory[0])
+
+    def _finish(self, runtime, start, best) -> dict[str, Any]:
+        config, directory = self._config, self._directory
+        if self._evaluated[0] != self._done:
+            # Stopped between the last checkpoint and the summary.
+            self._evaluate({})
+        _, metrics = self._evaluated
+        summary = collections.OrderedDict(
+            task=config.task,
+            algorithm=config.algorithm,
+            model=config.model,
+            seed=config.seed,
+            rounds=config.rounds,
+            labeled_fraction=config.labeled_fraction,
+            alpha=json_number(config.alpha),
+            test_accuracy=metrics["test_accuracy"],
+            test_loss=metrics["test_loss"],
+            validation_accuracy=metrics["validation_accuracy"],
+            seconds_per_round=directory.mean_seconds(start),
+            runtime=runtime,
+            rounds_done=self._done,
+            best_round=best.round_num,
+            best_validation_accuracy=best.accuracy,
+        )
+        if self._memory is not None:
+            summary["memory_bytes"] = self._memory.nbytes
+        if self._experiment.method.server_training is not None:
+            summary["labeled_images_at_server"] = len(
+                self._experiment.clients.labeled_arrays()["y"]
+            )
+        directory.finish(summary)
+        return summary
+
+
+class _Best:
+    """The evaluation with the best validation accuracy, the first of equals.
+
+    Args:
+      evaluated: (round, validation accuracy) of the evaluations so far, in their order.
+    """
+
+    def __init__(self, evaluated):
+        self.round_num, self.accuracy = 0, -math.inf
+        self._without_better = 0
+        for round_num, accuracy in evaluated:
+            self.add(round_num, accuracy)
+
+    def add(self, round_num: int, accuracy: float) -> bool:
+        """Takes an evaluation into account (or none: NaN); returns whether it is the best."""
+        if math.isnan(accuracy):
+            return False
+        self._without_better += 1
+        if accuracy <= self.accuracy:
+            return False
+        self.round_num, self.accuracy, self._without_better = round_num, accuracy, 0
+        return True
+
+    def is_over(self, patience: int | None) -> bool:
+        return patience is not None and self._without_better >= patience
+
+
+def _round_metrics(metrics, seconds: float) -> dict[str, float]:
+    train = metrics["client_work"]["train"]
+    values = {name: float(np.asarray(value)) for name, value in train.items()}
+    # The model's own metrics are over the labelled batches; `labeled_loss` is its `loss`.
+    values["labeled_accuracy"] = values.pop("accuracy", math.nan)
+    for duplicate in ("loss", "num_examples"):
+        values.pop(duplicate, None)
+    return {**values, "seconds": seconds}
