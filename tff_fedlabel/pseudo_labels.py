@@ -103,10 +103,6 @@ def check_options(confidence: Any, confidence_input: Any, threshold: Any, select
     return threshold
 
 
-# For the files that have not moved to it yet.
-check_number = _validation.check_number
-
-
 def select(
     global_logits: tf.Tensor,
     local_logits: tf.Tensor,

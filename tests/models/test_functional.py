@@ -226,13 +226,35 @@ def test_models_that_do_not_fit_are_refused_in_one_line(build, words):
     assert len(str(error.value).splitlines()) == 1
 
 
-def test_wrong_arguments_are_refused():
-    with pytest.raises(ValueError, match="9"):
-        models.functional_model(dense_model, input_shape=SHAPE, num_classes=9)
-    with pytest.raises(ValueError, match="int32"):
-        models.functional_model(dense_model, input_shape=SHAPE, input_dtype=tf.int32)
-    with pytest.raises(ValueError, match="str"):
-        models.functional_model("cnn", input_shape=SHAPE)
+@pytest.mark.parametrize(
+    ("keras_model", "options", "words"),
+    [
+        (dense_model, {"num_classes": 9}, "outputs 5 logits.* 9"),
+        (dense_model, {"num_classes": 1}, "num_classes.*2 or more or None, got 1"),
+        (dense_model, {"num_classes": "5"}, "num_classes.*'5'"),
+        (dense_model, {"input_dtype": tf.int32}, "input_dtype.*int32"),
+        (dense_model, {"input_dtype": "pixels"}, "input_dtype.*'pixels'"),
+        (dense_model, {"input_shape": (8, 8)}, r"input_shape.*\(8, 8\)"),
+        (dense_model, {"input_shape": 8}, "input_shape.*got 8"),
+        (dense_model, {"input_shape": (8, None, 1)}, r"input_shape\[1\].*None"),
+        (dense_model, {"input_shape": (8, 8, 0)}, r"input_shape\[2\].*0"),
+        ("cnn", {}, "keras_model.*str"),
+    ],
+)
+def test_wrong_arguments_are_refused(keras_model, options, words):
+    with pytest.raises(ValueError, match=words) as error:
+        models.functional_model(keras_model, **{"input_shape": SHAPE} | options)
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_arguments_may_be_numpys():
+    spec = models.functional_model(
+        dense_model, input_shape=np.int64(SHAPE), input_dtype=np.float32, num_classes=np.int8(5)
+    ).input_spec
+    assert spec["x"] == tf.TensorSpec([None, *SHAPE], tf.float32)
+
+
+def test_models_of_more_than_one_input_or_output_are_refused():
     images = tf.keras.Input(SHAPE)
     logits = L.Dense(CLASSES)(L.Flatten()(images))
     with pytest.raises(ValueError, match="one output"):

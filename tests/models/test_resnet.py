@@ -179,8 +179,24 @@ def test_a_seed_fixes_the_weights_to_the_bit_in_any_process():
         ((18, (32, 32), 10), "input_shape"),
         ((18, (32, 32, 3), 1), "num_classes"),
         ((18, (32, 32, 3), 10, 0), "width"),
+        (([18], (32, 32, 3), 10), "depth"),
+        ((18, (32, 32, "3"), 10), r"input_shape\[2\].*'3'"),
+        ((18, "333", 10), "input_shape.*'333'"),
+        ((18, (32, 32, 3), 10.0), "num_classes.*10.0"),
+        ((18, (32, 32, 3), 10, 4, -1), "seed.*-1"),
     ],
 )
 def test_bad_arguments_are_named(arguments, word):
-    with pytest.raises(ValueError, match=word):
+    with pytest.raises(ValueError, match=word) as error:
         models.build_resnet(*arguments)
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_numbers_may_be_numpys():
+    ours = models.build_resnet(
+        np.int64(18), np.int32([8, 8, 1]), np.int8(3), np.uint8(4), np.int64(5)
+    )
+    expected = models.build_resnet(18, (8, 8, 1), 3, 4, 5)
+    assert ours.name == expected.name
+    for found, wanted in zip(ours.get_weights(), expected.get_weights(), strict=True):
+        np.testing.assert_array_equal(found, wanted)

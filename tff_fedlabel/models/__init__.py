@@ -5,6 +5,7 @@ import functools
 import tensorflow as tf
 import tensorflow_federated  # noqa: F401 (makes tf.keras Keras 2, so before tf.keras is used)
 
+from tff_fedlabel import _validation
 from tff_fedlabel.models.cnn import build_cnn
 from tff_fedlabel.models.functional import BatchNormError, functional_model
 from tff_fedlabel.models.resnet import build_resnet
@@ -28,10 +29,10 @@ def build_keras(
     """Builds the model called `name` in `MODELS`; a `width` of None is that model's own default.
 
     Raises:
-      ValueError: If no model has this name or an argument is out of range.
+      ValueError: If no model has this name or an argument is out of range; a `TypeError` too if an
+        argument is of the wrong type.
     """
-    if name not in MODELS:
-        raise ValueError(f"model must be one of {', '.join(MODELS)}, got {name!r}.")
+    name = _validation.check_name("model", name, MODELS)
     options = {} if width is None else {"width": width}
     return MODELS[name](input_shape, num_classes, seed=seed, **options)
 

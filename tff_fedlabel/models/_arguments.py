@@ -1,9 +1,13 @@
 """What the model builders share: argument checks, one seed per layer, the dtype of the logits."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import tensorflow as tf
+
+from tff_fedlabel import _validation
 
 MIN_SIDE, MAX_SIDE = 8, 64
 
@@ -27,18 +31,44 @@ def logits_dtype() -> str:
     return tf.keras.mixed_precision.global_policy().variable_dtype
 
 
-def check_arguments(input_shape: Sequence[int], num_classes: int, width: int) -> None:
-    """Raises `ValueError` unless the shape, class count and width make a model."""
-    if len(input_shape) != 3:
-        raise ValueError(f"input_shape must be (height, width, channels), got {input_shape!r}.")
-    height, image_width, channels = input_shape
+def image_shape(input_shape: Any) -> tuple[int, int, int]:
+    """Returns (height, width, channels) as Python's ints of 1 or more.
+
+    Raises:
+      ValueError: If `input_shape` is not that; a `TypeError` too if it is of the wrong type.
+    """
+    sides = input_shape.as_list() if isinstance(input_shape, tf.TensorShape) else input_shape
+    sides = tuple(sides) if isinstance(sides, list | tuple | np.ndarray) else ()
+    if len(sides) != 3:
+        raise _validation.WrongTypeError(
+            f"input_shape must be (height, width, channels), got {input_shape!r}."
+        )
+    return tuple(
+        _validation.check_int(f"input_shape[{index}]", side) for index, side in enumerate(sides)
+    )
+
+
+def checked_arguments(
+    input_shape: Any, num_classes: Any, width: Any, seed: Any
+) -> tuple[tuple[int, int, int], int, int, int]:
+    """Returns the arguments of a builder as Python's ints.
+
+    Raises:
+      ValueError: Unless the shape has sides of 8 to 64 px and 1 or 3 channels, there are 2 classes
+        or more, the width is 1 or more and the seed in [0, 2^31); a `TypeError` too if an argument
+        is of the wrong type.
+    """
+    shape = image_shape(input_shape)
+    height, image_width, channels = shape
     if not all(MIN_SIDE <= side <= MAX_SIDE for side in (height, image_width)):
         raise ValueError(
-            f"input_shape must have sides of {MIN_SIDE} to {MAX_SIDE} px, got {input_shape!r}."
+            f"input_shape must have sides of {MIN_SIDE} to {MAX_SIDE} px, got {shape!r}."
         )
     if channels not in (1, 3):
-        raise ValueError(f"input_shape must have 1 or 3 channels, got {input_shape!r}.")
-    if num_classes < 2:
-        raise ValueError(f"num_classes must be 2 or more, got {num_classes!r}.")
-    if width < 1:
-        raise ValueError(f"width must be 1 or more, got {width!r}.")
+        raise ValueError(f"input_shape must have 1 or 3 channels, got {shape!r}.")
+    return (
+        shape,
+        _validation.check_int("num_classes", num_classes, 2),
+        _validation.check_int("width", width),
+        _validation.check_seed(seed),
+    )

@@ -17,20 +17,22 @@ def build_cnn(
 
     Args:
       input_shape: `(height, width, channels)` of one image, sides 8 to 64 px, 1 or 3 channels.
-      num_classes: Number of logits.
-      width: Channels of the first convolution; the second has twice as many.
-      seed: Fixes the initial weights to the bit.
+      num_classes: Number of logits, 2 or more.
+      width: Channels of the first convolution, 1 or more; the second has twice as many.
+      seed: In [0, 2^31); fixes the initial weights to the bit.
 
     Returns:
       A model from float32 images `[batch, *input_shape]` to float32 logits `[batch, num_classes]`.
 
     Raises:
-      ValueError: If an argument is out of range.
+      ValueError: If an argument is out of range; a `TypeError` too if it is of the wrong type.
     """
-    _arguments.check_arguments(input_shape, num_classes, width)
+    input_shape, num_classes, width, seed = _arguments.checked_arguments(
+        input_shape, num_classes, width, seed
+    )
     seeds = _arguments.seeds(seed)
     with tf.device("CPU"):  # An accelerator may round the initial weights differently.
-        images = tf.keras.Input(shape=tuple(input_shape))
+        images = tf.keras.Input(shape=input_shape)
         x = images
         for channels in (width, 2 * width):
             x = tf.keras.layers.Conv2D(

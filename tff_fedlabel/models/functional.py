@@ -14,6 +14,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_fedlabel import _validation
+from tff_fedlabel.models import _arguments
 from tff_fedlabel.models._random_operations import warn_of_stateful_draws
 from tff_fedlabel.models._stateless import BatchNormError, modules_of, stateless_forward
 
@@ -80,7 +81,7 @@ def functional_model(
         ends in a softmax or sigmoid, has regularisers (a FunctionalModel has no place for them), or
         trains weights of 16 bits (the policies `float16` and `bfloat16`; use the mixed ones).
     """
-    input_shape = _image_shape(input_shape)
+    input_shape = _arguments.image_shape(input_shape)
     input_dtype = _image_dtype(input_dtype)
     if num_classes is not None:
         num_classes = _validation.check_int("num_classes", num_classes, 2, or_else=" or None")
@@ -113,18 +114,6 @@ def functional_model(
             x=tf.TensorSpec([None, *input_shape], input_dtype),
             y=tf.TensorSpec([None], tf.int32),
         ),
-    )
-
-
-def _image_shape(input_shape: Any) -> tuple[int, int, int]:
-    sides = input_shape.as_list() if isinstance(input_shape, tf.TensorShape) else input_shape
-    sides = tuple(sides) if isinstance(sides, list | tuple) else ()
-    if len(sides) != 3:
-        raise _validation.WrongTypeError(
-            f"input_shape must be (height, width, channels), got {input_shape!r}."
-        )
-    return tuple(
-        _validation.check_int(f"input_shape[{index}]", side) for index, side in enumerate(sides)
     )
 
 

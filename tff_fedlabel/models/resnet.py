@@ -6,6 +6,7 @@ for 32x32 images (one 3x3 convolution, no pooling), and Wu & He, "Group Normaliz
 
 import tensorflow as tf
 
+from tff_fedlabel import _validation
 from tff_fedlabel.models import _arguments
 from tff_fedlabel.models._group_norm import GroupNorm
 
@@ -38,25 +39,29 @@ def build_resnet(
     Args:
       depth: 18, 34 (basic blocks) or 50 (bottleneck blocks).
       input_shape: `(height, width, channels)` of one image, sides 8 to 64 px, 1 or 3 channels.
-      num_classes: Number of logits.
-      width: Channels of the first stage.
-      seed: Fixes the initial weights to the bit.
+      num_classes: Number of logits, 2 or more.
+      width: Channels of the first stage, 1 or more.
+      seed: In [0, 2^31); fixes the initial weights to the bit.
 
     Returns:
       A model from float32 images `[batch, *input_shape]` to float32 logits `[batch, num_classes]`.
 
     Raises:
-      ValueError: If the depth is not one of the three or another argument is out of range.
+      ValueError: If the depth is not one of the three or another argument is out of range; a
+        `TypeError` too if an argument is of the wrong type.
     """
+    depth = _validation.check_int("depth", depth)
     if depth not in _ARCHITECTURES:
         raise ValueError(f"depth must be one of {sorted(_ARCHITECTURES)}, got {depth!r}.")
-    _arguments.check_arguments(input_shape, num_classes, width)
+    input_shape, num_classes, width, seed = _arguments.checked_arguments(
+        input_shape, num_classes, width, seed
+    )
     seeds = _arguments.seeds(seed)
     stages, bottleneck = _ARCHITECTURES[depth]
     block = _bottleneck_block if bottleneck else _basic_block
 
     with tf.device("CPU"):  # An accelerator may round the initial weights differently.
-        images = tf.keras.Input(shape=tuple(input_shape))
+        images = tf.keras.Input(shape=input_shape)
         x = _norm(_conv(images, width, 3, 1, seeds))
         x = tf.keras.layers.ReLU()(x)
         for stage, blocks in enumerate(stages):
