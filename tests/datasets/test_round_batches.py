@@ -4,6 +4,7 @@ import collections
 import concurrent.futures
 import os
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -51,7 +52,7 @@ def _found_rows(x, dataset):
 def test_datasets_are_those_of_tf_data(shape, dtype, hidden):
     x, y, _, _ = _arrays(shape, dtype)
     data = _data(shape, dtype)
-    for steps in (None, 3):
+    for steps in (None, 3):  # A last batch that is not full, and none.
         made = data.client_dataset(
             2,
             1,
@@ -231,7 +232,7 @@ def test_cohort_makes_an_item_when_it_is_asked_for(monkeypatch):
 
 
 def test_cohort_may_be_read_by_many_threads():
-    # Sizes that nothing else here has: the first threads meet where the function is traced.
+    # Sizes that nothing else here has: whatever is made once for all is made under the test.
     data = _data(shape=(3, 5, 1))
     cohort = data.cohort(data.client_ids * 8, 2, **OPTIONS)
     barrier = threading.Barrier(8)
@@ -244,6 +245,34 @@ def test_cohort_may_be_read_by_many_threads():
         parts = list(pool.map(read, range(8)))
     found = {k: value for part in parts for k, value in part.items()}
     assert [found[k] for k in range(len(cohort))] == [_read(client) for client in cohort]
+
+
+def test_clients_are_made_while_all_of_tensorflows_threads_are_busy():
+    # Otherwise a thread that makes its next client waits behind other clients' training.
+    data = _data()
+    cohort = data.cohort(data.client_ids, 2, **OPTIONS)
+    free, watchdog_rang = threading.Event(), []
+
+    def hold():
+        free.wait(120)
+        return np.int64(0)
+
+    @tf.function
+    def busy():
+        return tf.numpy_function(hold, [], tf.int64)
+
+    busy.get_concrete_function()
+    number = os.cpu_count() + 4
+    with concurrent.futures.ThreadPoolExecutor(number) as pool:
+        held = [pool.submit(busy) for _ in range(number)]
+        time.sleep(1)
+        watchdog = threading.Timer(30, lambda: (watchdog_rang.append(1), free.set()))
+        watchdog.start()
+        made = list(cohort)
+        assert not any(future.done() for future in held)
+        watchdog.cancel()
+        free.set()
+    assert len(made) == CLIENTS and not watchdog_rang
 
 
 @pytest.mark.parametrize(
