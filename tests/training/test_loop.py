@@ -79,26 +79,6 @@ def reference(tmp_path_factory):
     return output_dir, out, err
 
 
-@pytest.fixture(scope="module")
-def built():
-    """What `training.build` made in this process, by configuration."""
-    return {}
-
-
-@pytest.fixture
-def build_once(built, monkeypatch):
-    """A process that was built, and compiled, serves all runs of its configuration."""
-    build = experiments.build
-
-    def cached(config, data_dir):
-        key = dataclasses.replace(config, rounds=1)
-        if key not in built:
-            built[key] = build(config, data_dir)
-        return dataclasses.replace(built[key], config=config)
-
-    monkeypatch.setattr(experiments, "build", cached)
-
-
 @pytest.fixture
 def one_worker(build_once, local_runtime, monkeypatch):
     """Runs in this process take the worker that all tests share."""

@@ -88,7 +88,7 @@ class RunConfig:
     server_lr: float = 1.0
     server_momentum: float = 0.0
     seed: int = 0
-    parameters: dict[str, Any] = dataclasses.field(default_factory=dict)
+    parameters: dict[str, Any] = dataclasses.field(default_factory=dict, hash=False)
 
     def __post_init__(self):
         check = _validation

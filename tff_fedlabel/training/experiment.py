@@ -45,8 +45,8 @@ class Experiment:
         return algorithms.METHODS[self.config.algorithm]
 
     def fingerprint(self) -> str:
-        """Changes when the clients' data does; see `FederatedData.fingerprint`."""
-        return self.clients.fingerprint()
+        """Changes when the data does: the clients', or the images that runs are evaluated on."""
+        return f"{self.clients.fingerprint()[:32]}{self.source.fingerprint()[:32]}"
 
     def new_memory(self) -> client_memory.ClientMemory | None:
         """The memory of clients before the first round; None for a method without memory."""

@@ -224,6 +224,7 @@ class RunDirectory:
 
     def finish(self, summary) -> None:
         self._write_json("summary.json", summary)
+        (self.path / "round.json").unlink(missing_ok=True)
         self.note(f"finished: test accuracy {summary['test_accuracy']:.4f}")
 
     def _write_json(self, name: str, content) -> None:

@@ -1,0 +1,42 @@
+"""Runs that are small, and processes that are built once."""
+
+import dataclasses
+
+import pytest
+from small_run import SMALL
+
+from tff_fedlabel.training import experiment as experiments
+
+
+@pytest.fixture(scope="session")
+def built():
+    """What `training.build` made in this process, by configuration."""
+    return {}
+
+
+@pytest.fixture
+def build_once(built, monkeypatch):
+    """A process that was built, and compiled, serves all runs of its configuration."""
+    build = experiments.build
+
+    def cached(config, data_dir):
+        # What the process does not depend on.
+        key = repr(
+            dataclasses.replace(
+                config,
+                rounds=1,
+                eval_every=1,
+                early_stopping_patience=None,
+                lr_schedule="constant",
+            )
+        )
+        if key not in built:
+            built[key] = build(config, data_dir)
+        return dataclasses.replace(built[key], config=config)
+
+    monkeypatch.setattr(experiments, "build", cached)
+
+
+@pytest.fixture
+def small_flags():
+    return [text for name, value in SMALL.items() for text in (f"--{name}", str(value))]
