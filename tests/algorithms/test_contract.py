@@ -8,6 +8,7 @@ import tensorflow_federated as tff
 from linear_model import build_model, initial_weights, random_client, to_tff
 from numpy_reference import CLASSES, SHAPE, Reference
 from weights import assert_weights_close, assert_weights_equal
+from worker_processes import address, one_worker
 
 from tff_fedlabel import _parameters, algorithms, runtime
 from tff_fedlabel.training.memory import ClientMemory
@@ -76,11 +77,20 @@ def test_three_rounds_move_the_weights_and_stay_finite(trained, method):
         assert metrics["train"]["images_used"] >= 11
 
 
+@pytest.fixture(scope="module")
+def two_workers():
+    """Clients are divided over two of TFF's workers, and what they send is merged."""
+    with one_worker() as first, one_worker() as second:
+        addresses = [address(first.port), address(second.port)]
+        with runtime.use("workers", addresses=addresses) as handle:
+            yield handle
+
+
 @by_name
-@pytest.mark.parametrize("where", ["local"])
-def test_other_runtimes_agree(trained, method, where):
+@pytest.mark.parametrize("where", ["local_runtime", "two_workers"])
+def test_other_runtimes_agree(trained, method, where, request):
     expected, history, memory = in_device(trained, method)
-    with runtime.use(where):
+    with request.getfixturevalue(where).installed():
         weights, other_history, other_memory = train(build(method), method, THREE_ROUNDS)
     assert_weights_close(weights, expected)
     for a, b in zip(tf.nest.flatten(other_history), tf.nest.flatten(history), strict=True):

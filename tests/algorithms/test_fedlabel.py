@@ -6,11 +6,11 @@ import tensorflow as tf
 import tensorflow_federated as tff
 from linear_model import build_model, initial_weights, random_client, to_tff
 from numpy_reference import CLASSES, Reference
+from weights import TOLERANCE, assert_weights_close, assert_weights_equal
 
 from tff_fedlabel.algorithms import FedAvgConfig, FedLabelConfig, build_fedlabel
 from tff_fedlabel.augmentation import step_seed
 
-TOLERANCE = 2e-5
 sgd = tff.learning.optimizers.build_sgdm
 pytestmark = pytest.mark.usefixtures("device_runtime")
 
@@ -41,8 +41,7 @@ def check_rounds(reference, cohorts, weights=None, **build_arguments):
     expected = [np.asarray(np.float32(w), np.float64) for w in weights]
     for cohort in cohorts:
         expected, used = reference.round(expected, cohort)
-    for a, e in zip(actual, expected, strict=True):
-        np.testing.assert_allclose(a, e, atol=TOLERANCE, rtol=0)
+    assert_weights_close(actual, expected)
     assert metrics["images_used"] == sum(used)
     # The reference itself moved, or the comparison would say nothing.
     assert max(np.abs(e - w).max() for e, w in zip(expected, weights, strict=True)) > 1e-2
@@ -121,8 +120,7 @@ def test_augmentation_is_told_seed_round_and_step():
 
         expected, _ = Reference(augment=augment).round(expected, cohort)
     assert len(set(shifts)) > 3
-    for a, e in zip(actual, expected, strict=True):
-        np.testing.assert_allclose(a, e, atol=TOLERANCE, rtol=0)
+    assert_weights_close(actual, expected)
 
 
 def test_each_phase_starts_with_fresh_optimizer_state():
@@ -189,8 +187,7 @@ def test_client_with_nan_update_counts_for_nothing():
     weights = initial_weights()
     actual, metrics = run(build(weights), [[broken, *COHORT]])
     expected, used = Reference().round([np.float64(np.float32(w)) for w in weights], COHORT)
-    for a, e in zip(actual, expected, strict=True):
-        np.testing.assert_allclose(a, e, atol=TOLERANCE, rtol=0)
+    assert_weights_close(actual, expected)
     assert metrics["rejected_clients"] == 1.0
     assert metrics["images_used"] == sum(used)
     assert np.isfinite(metrics["labeled_loss"])
@@ -204,8 +201,7 @@ def test_client_whose_weighted_update_overflows_counts_for_nothing():
     weights = initial_weights()
     actual, metrics = run(build(weights), [[huge, *COHORT]])
     expected, used = Reference().round([np.float64(np.float32(w)) for w in weights], COHORT)
-    for a, e in zip(actual, expected, strict=True):
-        np.testing.assert_allclose(a, e, atol=TOLERANCE, rtol=0)
+    assert_weights_close(actual, expected)
     assert metrics["rejected_clients"] == 1.0
     assert metrics["images_used"] == sum(used)
 
@@ -221,8 +217,7 @@ def test_clients_whose_updates_overflow_in_the_sum_count_for_nothing():
     assert largest < np.finfo(np.float32).max < 16 * largest
     actual, metrics = run(build(weights), [[*[huge] * 16, *COHORT]])
     expected, used = Reference().round([np.float64(np.float32(w)) for w in weights], COHORT)
-    for a, e in zip(actual, expected, strict=True):
-        np.testing.assert_allclose(a, e, atol=TOLERANCE, rtol=0)
+    assert_weights_close(actual, expected)
     assert metrics["rejected_clients"] == 16.0
     assert metrics["images_used"] == sum(used)
 
@@ -235,8 +230,7 @@ def test_discarded_image_that_is_not_finite_does_no_harm(skip):
     weights = initial_weights()
     actual, metrics = run(build(weights, skip_discarded=skip), [[client]])
     expected, used = Reference().round([np.float64(np.float32(w)) for w in weights], [client])
-    for a, e in zip(actual, expected, strict=True):
-        np.testing.assert_allclose(a, e, atol=TOLERANCE, rtol=0)
+    assert_weights_close(actual, expected)
     assert metrics["rejected_clients"] == 0.0
     assert metrics["images_used"] == sum(used)
 
@@ -246,8 +240,7 @@ def test_cohort_of_only_nan_clients_changes_nothing():
     broken[0][0][0][0, 0, 0, 0] = np.inf
     weights = initial_weights()
     actual, metrics = run(build(weights), [[broken]])
-    for a, w in zip(actual, weights, strict=True):
-        np.testing.assert_array_equal(a, np.float32(w))
+    assert_weights_equal(actual, [np.float32(w) for w in weights])
     assert metrics["rejected_clients"] == 1.0
 
 
@@ -299,8 +292,7 @@ def test_hidden_labels_cannot_change_the_update():
     ]
     plain, plain_metrics = run(build(initial_weights()), TWO_ROUNDS)
     for weights, _ in results:
-        for a, b in zip(weights, plain, strict=True):
-            np.testing.assert_array_equal(a, b)
+        assert_weights_equal(weights, plain)
     assert results[0][1]["pseudo_label_accuracy"] != results[1][1]["pseudo_label_accuracy"]
     assert "pseudo_label_accuracy" not in plain_metrics
 
@@ -345,8 +337,7 @@ def test_learning_rate_can_be_scheduled_through_hparams():
     expected, _ = Reference(lr=0.05).round(
         [np.float64(np.float32(w)) for w in initial_weights()], COHORT
     )
-    for a, e in zip(process.get_model_weights(output.state).trainable, expected, strict=True):
-        np.testing.assert_allclose(a, e, atol=TOLERANCE, rtol=0)
+    assert_weights_close(process.get_model_weights(output.state).trainable, expected)
 
 
 @pytest.mark.parametrize(
@@ -430,10 +421,73 @@ def test_flat_inputs_other_dtypes_and_an_augmentation_of_ones_own(dtype):
     weights = [np.float64(w.astype(dtype.as_numpy_dtype)) for w in initial_weights()]
     expected, _ = Reference(augment=lambda x, step: 1.0 - x).round(weights, COHORT)
     actual = process.get_model_weights(output.state).trainable
-    for a, e in zip(actual, expected, strict=True):
-        np.testing.assert_allclose(a, e, atol=TOLERANCE, rtol=0)
+    assert_weights_close(actual, expected)
 
 
 def test_randaugment_is_refused_for_inputs_that_are_no_images():
     with pytest.raises(ValueError, match="^strong_augment"):
         build_fedlabel(flat_model(tf.float32), sgd(0.3))
+
+
+def test_labels_of_a_column_are_labels():
+    """Hidden labels of shape [batch, 1], as Keras data sets have them."""
+    process = build(initial_weights(), threshold=0.3, tail={"diagnose": True})
+    _, metrics = run(process, [COHORT], hidden=np.ones)
+    model = build_model(initial_weights())
+    in_columns = tff.learning.models.FunctionalModel(
+        initial_weights=model.initial_weights,
+        predict_on_batch_fn=model.predict_on_batch,
+        loss_fn=lambda output, label, sample_weight=None: model.loss(
+            output=output, label=tf.reshape(label, [-1])
+        ),
+        input_spec={"x": model.input_spec["x"], "y": tf.TensorSpec([None, 1], tf.int32)},
+    )
+    process = build_fedlabel(
+        in_columns, sgd(0.3), FedLabelConfig(strong_augment=None, threshold=0.3), diagnose=True
+    )
+
+    def with_columns(client):
+        data = to_tff(client, np.ones)
+        return tf.nest.map_structure(
+            lambda d: d.map(lambda e: {**e, "y": e["y"][:, tf.newaxis]}), data
+        )
+
+    output = process.next(process.initialize(), [with_columns(c) for c in COHORT])
+    found = output.metrics["client_work"]["train"]["pseudo_label_accuracy"]
+    assert 0 < found == metrics["pseudo_label_accuracy"]
+
+
+@pytest.mark.parametrize("skip", [True, False])
+def test_inputs_of_several_tensors(skip):
+    """The features in two parts of a dictionary: the same as in one."""
+    one = build_model(initial_weights())
+
+    def joined(x):
+        return tf.concat([x["first"], x["second"]], axis=1)
+
+    def predict(weights, x, training=True):
+        return one.predict_on_batch(weights, joined(x), training=training)
+
+    half = tf.TensorSpec([None, 1, 2, 1], tf.float32)
+    model = tff.learning.models.FunctionalModel(
+        initial_weights=one.initial_weights,
+        predict_on_batch_fn=tf.function(predict),
+        loss_fn=one.loss,
+        input_spec={
+            "x": {"first": half, "second": half},
+            "y": tf.TensorSpec([None], tf.int32),
+        },
+    )
+
+    def in_two(element):
+        x = element["x"]
+        return {**element, "x": {"first": x[:, :1], "second": x[:, 1:]}}
+
+    config = FedLabelConfig(strong_augment=None, skip_discarded=skip)
+    process = build_fedlabel(model, sgd(0.3), config)
+    data = [tf.nest.map_structure(lambda d: d.map(in_two), to_tff(c)) for c in COHORT]
+    output = process.next(process.initialize(), data)
+    expected, _ = Reference().round([np.float64(np.float32(w)) for w in initial_weights()], COHORT)
+    assert_weights_close(process.get_model_weights(output.state).trainable, expected)
+    with pytest.raises(ValueError, match="strong_augment needs a model whose input is one tensor"):
+        build_fedlabel(model, sgd(0.3))

@@ -8,6 +8,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 from linear_model import build_model, initial_weights, random_client, to_tff
 from numpy_reference import Reference
+from weights import assert_weights_close, assert_weights_equal
 
 from tff_fedlabel.algorithms import (
     FedProxConfig,
@@ -53,8 +54,7 @@ def test_fedavg_is_tffs_own_on_the_labeled_part(momentum):
         ),
         [[to_tff(c)["labeled"] for c in cohort] for cohort in COHORTS],
     )
-    for a, b in zip(ours, theirs, strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-6, rtol=0)
+    assert_weights_close(ours, theirs, atol=1e-6)
     assert metrics["images_used"] == 11 + 7
     assert "kept_fraction" not in metrics
 
@@ -68,8 +68,7 @@ def test_fedprox_equals_numpy():
     expected = [np.float64(np.float32(w)) for w in initial_weights()]
     for cohort in COHORTS:
         expected, _ = reference.round(expected, [(labeled, []) for labeled, _ in cohort])
-    for a, e in zip(actual, expected, strict=True):
-        np.testing.assert_allclose(a, e, atol=2e-5, rtol=0)
+    assert_weights_close(actual, expected)
 
 
 def test_unlabeled_images_are_never_read():
@@ -80,8 +79,7 @@ def test_unlabeled_images_are_never_read():
     process = build_fedavg(build_model(initial_weights()), sgd(0.2))
     plain, _ = train(process, [[to_tff(c) for c in COHORTS[0]]])
     spoiled, metrics = train(process, [[to_tff(c) for c in broken]])
-    for a, b in zip(plain, spoiled, strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_weights_equal(plain, spoiled)
     assert metrics["rejected_clients"] == 0.0
 
 

@@ -142,18 +142,20 @@ def _student_step(setup, client, local_weights, weights, batch, step_num):
         counts, chosen.confidence_ratio, tf.zeros_like(chosen.confidence_ratio)
     )
     discarded_logits = _zero_unless(chosen.mask, chosen.discarded_logits)
-    if not config.skip_discarded and images.dtype.is_floating:
-        by_image = tf.reshape(images, [tf.size(chosen.mask), -1])
-        finite = tf.reduce_all(tf.math.is_finite(by_image), axis=1)
-        images = _zero_unless(chosen.mask | finite, images)
+    if not config.skip_discarded:
+        images = tf.nest.map_structure(
+            lambda part: _zero_unless(chosen.mask | _finite_rows(part), part), images
+        )
 
     def image_losses(weights, rows):
         """The summands of eq. unsuploss for some rows of the batch."""
-        originals = tf.gather(images, rows)
+        originals = tf.nest.map_structure(lambda part: tf.gather(part, rows), images)
         views = _student_view(setup, originals, seed)
         if config.consistency_weight > 0 and config.consistency_view == "original":
             # Both views of the student go through the network in one pass.
-            views = tf.concat([views, originals], axis=0)
+            views = tf.nest.map_structure(
+                lambda view, part: tf.concat([view, part], axis=0), views, originals
+            )
         logits = _logits(setup, client, weights, views, training=True)
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(
             tf.gather(chosen.labels, rows), logits[: tf.size(rows)]
@@ -177,8 +179,8 @@ def _student_step(setup, client, local_weights, weights, batch, step_num):
         consistency_weight=(tf.reduce_sum(consistency_weight), kept),
     )
     if setup.diagnose:
-        hits = tf.equal(chosen.labels, tf.cast(batch["y"], chosen.labels.dtype))
-        hits = tf.reshape(hits, tf.shape(chosen.mask))
+        hidden = tf.reshape(tf.cast(batch["y"], chosen.labels.dtype), [-1])
+        hits = tf.equal(chosen.labels, hidden)
         metrics["pseudo_label_accuracy"] = (_count(chosen.mask & hits), kept)
     return _local_training.Step(gradients, kept, metrics)
 
@@ -204,6 +206,13 @@ def _student_view(setup, images, seed):
         return images
     augmented = setup.config.strong_augment(augmentation.to_float(images), seed=seed)
     return augmentation.from_float(augmented, images.dtype)
+
+
+def _finite_rows(rows):
+    """Which rows of [b, ...] hold neither a NaN nor an infinity, bool [b]."""
+    if not rows.dtype.is_floating:
+        return tf.fill(tf.shape(rows)[:1], True)
+    return tf.reduce_all(tf.math.is_finite(rows), axis=range(1, rows.shape.rank))
 
 
 def _zero_unless(condition, rows):
