@@ -1,10 +1,11 @@
 """Each supported TensorFlow beside TFF: import order, silence, and what was put in its place."""
 
 import importlib.machinery
+import json
 import os
-import re
 import subprocess
 import sys
+import warnings
 from importlib import metadata
 
 import numpy as np
@@ -36,10 +37,10 @@ print("done")
 """
 
 
-def python(code, **variables):
+def python(code, *arguments, **variables):
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TF_")}
     return subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", code, *arguments],
         capture_output=True,
         text=True,
         timeout=240,
@@ -47,56 +48,92 @@ def python(code, **variables):
     )
 
 
-@pytest.mark.parametrize(
-    "first",
-    [
-        "import tensorflow, tensorflow_federated, tff_fedlabel",
-        "import tensorflow_federated",
-        # What a test runner or a notebook may have done long before.
-        "import tensorflow as tf\nfrom tensorflow import keras\n"
-        "tf.function(tf.square)(tf.constant(2.0))\n"
-        "tf.data.Dataset.range(3).map(lambda x: x + 1).reduce(tf.constant(0, tf.int64), tf.add)",
-    ],
-)
-def test_any_import_order_works_and_is_silent(first):
-    result = python(f"{first}\n{USE}")
+# The order of isort, and the package first, are those of test_notebook.py and test_package.py.
+def test_tff_may_be_imported_first_and_all_is_silent():
+    result = python(f"import tensorflow_federated\n{USE}")
     assert result.returncode == 0, result.stderr
     assert result.stdout == "done\n" and result.stderr == ""
 
 
+# Imports TensorFlow once, and runs each code of its argument in a forked child.
+FORKS = """
+import json, os, sys, tempfile, traceback, warnings
+import tensorflow
+results = []
+for code in json.loads(sys.argv[1]):
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # There are threads.
+            pid = os.fork()
+        if not pid:
+            os.dup2(out.fileno(), 1)
+            os.dup2(err.fileno(), 2)
+            status = 0
+            try:
+                exec(code, {"__name__": "__main__"})
+            except BaseException:
+                traceback.print_exc()
+                status = 1
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        texts = [(file.seek(0), file.read())[1] for file in (out, err)]
+        results.append([status, *texts])
+print(json.dumps(results))
+"""
+
+AFTER_TENSORFLOW = {
+    # What a test runner or a notebook may have done long before.
+    "used": "import tensorflow as tf\nfrom tensorflow import keras\n"
+    "tf.function(tf.square)(tf.constant(2.0))\n"
+    "tf.data.Dataset.range(3).map(lambda x: x + 1).reduce(tf.constant(0, tf.int64), tf.add)\n"
+    + USE,
+    "Keras used": "tensorflow.keras.layers",
+    "Keras imported": "import tensorflow.keras",
+    "without TFF": "import tensorflow as tf; print(tf.keras.__version__)",
+}
+for keras in ("Keras used", "Keras imported"):
+    AFTER_TENSORFLOW[keras] = (
+        f"import tensorflow\n{AFTER_TENSORFLOW[keras]}\nimport tff_fedlabel, tensorflow_federated"
+    )
+
+
+@pytest.fixture(scope="module")
+def after_tensorflow():
+    """(exit code, output, errors) of each code in a process that has imported TensorFlow."""
+    result = python(FORKS, json.dumps(list(AFTER_TENSORFLOW.values())))
+    assert result.returncode == 0 and result.stderr == "", result.stderr
+    return dict(zip(AFTER_TENSORFLOW, json.loads(result.stdout), strict=True))
+
+
+def test_tensorflow_may_have_been_used_before(after_tensorflow):
+    assert after_tensorflow["used"] == [0, "done\n", ""]
+
+
 @needs_keras_3
-@pytest.mark.parametrize("use", ["tensorflow.keras.layers", "import tensorflow.keras"])
-def test_keras_3_in_use_is_refused_in_one_line(use):
-    result = python(f"import tensorflow\n{use}\nimport tff_fedlabel, tensorflow_federated")
-    last = result.stderr.splitlines()[-1]
+@pytest.mark.parametrize("use", ["Keras used", "Keras imported"])
+def test_keras_3_in_use_is_refused_in_one_line(use, after_tensorflow):
+    code, _, errors = after_tensorflow[use]
+    assert code == 1
+    last = errors.splitlines()[-1]
     assert last.startswith("ImportError: TensorFlow Federated needs Keras 2")
     assert "restart Python" in last and "TF_USE_LEGACY_KERAS=1" in last
 
 
-def test_keras_may_be_used_once_the_package_is_imported():
-    result = python("import tff_fedlabel, tensorflow as tf\ntf.keras.Model" + USE)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout == "done\n" and result.stderr == ""
+@needs_keras_3
+def test_keras_3_stays_where_nobody_imports_tff(after_tensorflow):
+    code, version, errors = after_tensorflow["without TFF"]
+    assert code == 0 and version.startswith("3."), errors
 
 
 @needs_keras_3
-def test_keras_3_stays_where_nobody_imports_tff():
-    result = python("import tensorflow as tf; print(tf.keras.__version__)")
-    assert result.returncode == 0 and result.stdout.startswith("3.")
-
-
-@needs_keras_3
-def test_tff_infers_the_types_of_python_numbers():
-    result = python(
-        "import tensorflow_federated as tff, warnings\n"
-        "filters = list(warnings.filters)\n"
-        "for number in (2, 2**40):\n"
-        "    at_server = lambda: tff.federated_value(number, tff.SERVER)\n"
-        "    print(tff.federated_computation(at_server).type_signature.result)\n"
-        "assert warnings.filters == filters\n"
-    )
-    assert result.returncode == 0, result.stderr
-    assert result.stdout == "int32@SERVER\nint64@SERVER\n"
+@pytest.mark.parametrize("number,expected", [(2, "int32@SERVER"), (2**40, "int64@SERVER")])
+def test_tff_infers_the_types_of_python_numbers(number, expected):
+    filters = list(warnings.filters)
+    at_server = tff.federated_computation(lambda: tff.federated_value(number, tff.SERVER))
+    assert str(at_server.type_signature.result) == expected
+    assert warnings.filters == filters
 
 
 @needs_keras_2
@@ -203,15 +240,32 @@ def test_what_an_import_says_before_it_aborts_is_seen():
     assert result.stderr == "Illegal instruction\nof Python\n"
 
 
-def test_a_closed_or_missing_standard_error_is_no_failure():
-    for code in ("os.close(2)", "sys.stderr = None", "os.environ['PATH'] = ''"):
-        result = python(f"import os, sys\n{code}\nimport tensorflow\nprint('done')")
-        assert result.returncode == 0 and result.stdout == "done\n"
+@pytest.fixture(scope="module")
+def talkative(tmp_path_factory):
+    """A folder with a `tensorflow` that only says what TensorFlow's C++ says of a machine."""
+    folder = tmp_path_factory.mktemp("talkative")
+    code = f"import os\ntry:\n    os.write(2, {NOTICES.encode()!r})\nexcept OSError:\n    pass\n"
+    (folder / "tensorflow").mkdir()
+    (folder / "tensorflow" / "__init__.py").write_text(code)
+    return str(folder)
 
 
-def test_notices_come_where_they_are_asked_for():
-    result = python("import tensorflow", TF_CPP_MIN_LOG_LEVEL="0")
-    assert re.search(r"cuda|CPU instructions", result.stderr)
+@pytest.mark.parametrize(
+    "code,notices", [("os.close(2)", 0), ("sys.stderr = None", 0), ("os.environ['PATH'] = ''", 1)]
+)
+def test_a_closed_or_missing_standard_error_or_filter_is_no_failure(code, notices, talkative):
+    result = python(
+        f"import os, sys\n{code}\nimport tensorflow\nprint('done')", PYTHONPATH=talkative
+    )
+    assert result.returncode == 0, result.stderr
+    assert (result.stdout, result.stderr) == ("done\n", NOTICES * notices)
+
+
+@pytest.mark.parametrize("level,notices", [(None, 0), ("3", 0), ("2", 1), ("0", 1)])
+def test_notices_come_where_they_are_asked_for(level, notices, talkative):
+    variables = {} if level is None else {"TF_CPP_MIN_LOG_LEVEL": level}
+    result = python("import tensorflow", PYTHONPATH=talkative, **variables)
+    assert (result.returncode, result.stderr) == (0, NOTICES * notices)
 
 
 def test_private_mean_is_the_clipped_one(local_runtime):

@@ -15,11 +15,14 @@ def test_import_is_quick_silent_and_complete():
     result = python(
         "import sys, tff_fedlabel\n"
         "assert 'tensorflow' not in sys.modules\n"
+        # Keras may be used before TFF is imported.
+        "import tensorflow as tf\n"
+        "tf.keras.Model\n"
         "tff_fedlabel.pseudo_labels, tff_fedlabel.datasets\n"
         "assert tff_fedlabel.algorithms.ALGORITHMS['fedlabel'] is tff_fedlabel.build_fedlabel\n"
         "assert set(tff_fedlabel.models.MODELS) == {'cnn', 'resnet18', 'resnet34', 'resnet50'}\n"
         "assert 'FedLabelConfig' in dir(tff_fedlabel)\n"
-        "tff_fedlabel.augmentation._keras_cv_layers()\n"
+        "tff_fedlabel.augmentation._operations._keras_cv_layers()\n"
         # Without it TFF's own context ends with a traceback; it must come in by itself.
         "assert 'tff_fedlabel.runtime.local' not in sys.modules\n"
     )

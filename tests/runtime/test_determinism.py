@@ -156,7 +156,7 @@ def test_levels_are_counted_as_numpy_counts_them():
     levels = np.concatenate(
         [np.zeros((1, 8, 8, 3)), np.full((1, 8, 8, 3), 255), np.arange(192).reshape(1, 8, 8, 3)]
     ).astype(np.float32)
-    found = augmentation._equalize(tf.constant(levels), None, None).numpy()
+    found = augmentation._operations._equalize(tf.constant(levels), None, None).numpy()
     for image, channel in itertools.product(range(3), range(3)):
         values = levels[image, ..., channel].astype(int)
         counts = np.bincount(values.ravel(), minlength=256)

@@ -8,7 +8,6 @@ the round and the step. Both have `check_images(shape, dtype)`, which tells befo
 traced whether they can work on a data set's images.
 """
 
-from tff_fedlabel.augmentation import _operations
 from tff_fedlabel.augmentation._operations import MAX_MAGNITUDE, OPERATIONS
 from tff_fedlabel.augmentation._pixels import from_float, to_float
 from tff_fedlabel.augmentation._randomness import step_seed
@@ -25,6 +24,3 @@ __all__ = [
     "step_seed",
     "to_float",
 ]
-
-_equalize = _operations._equalize
-_keras_cv_layers = _operations._keras_cv_layers
