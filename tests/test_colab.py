@@ -99,6 +99,18 @@ def test_a_wheel_that_is_not_there_is_told_in_one_line(monkeypatch, tmp_path):
     assert line.startswith(f"Upload some.whl to {tmp_path} (in Colab: ")
 
 
+def test_quickstart_runs_until_it_trains(monkeypatch):
+    """Without `-m colab`: the cells that load the data and draw it, plain and augmented."""
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    names = {}
+    for cell in code_cells("fedlabel_quickstart"):
+        if "process.next" in source(cell):
+            break
+        exec(source(cell), names)
+    names["plt"].close("all")
+    assert names["views"]["weak"].shape == names["images"].shape == (8, 8, 8, 1)
+
+
 @pytest.mark.colab
 def test_both_run_here(tmp_path):
     """In one kernel, for its TensorFlow takes longest."""
