@@ -5,8 +5,11 @@ import pathlib
 import subprocess
 import sys
 
+import check_gpu
 import numpy as np
 import pytest
+import tensorflow as tf
+from scripts import run_script
 
 EXPERIMENTS = pathlib.Path(__file__).resolve().parents[1] / "experiments"
 
@@ -131,49 +134,67 @@ def test_the_file_is_whole(gpu_report, tmp_path, monkeypatch):
     assert path.read_text() == "old\n" and list(tmp_path.iterdir()) == [path]
 
 
-def run(*flags, timeout=300):
-    return subprocess.run(
-        [sys.executable, str(EXPERIMENTS / "check_gpu.py"), *flags],
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"},
-        capture_output=True,
-        text=True,
-        timeout=timeout,
+WRONG_USAGE = [
+    (["--model", "cnm"], ["model", "cnm", "resnet18"]),
+    (["--strong_augment", "none"], ["strong_augment", "single"]),
+    (["--runs", "GPU,TPU"], ["TPU", "mixed_bfloat16"]),
+    (["--rounds", "1"], ["rounds"]),
+    (["--output", "/proc/nothing/gpu.md"], ["/proc/nothing/gpu.md"]),
+    (["--output", str(EXPERIMENTS)], ["directory", "--output"]),
+]
+
+
+def check_one_line(code, errors, words):
+    assert code == 2, errors
+    assert len(errors.splitlines()) == 1, errors
+    for word in words:
+        assert word in errors
+
+
+@pytest.mark.parametrize("flags,words", WRONG_USAGE)
+def test_wrong_usage_is_one_line(flags, words):
+    code, _, errors = run_script(check_gpu, check_gpu.check, *flags)
+    check_one_line(code, errors, words)
+
+
+def test_wrong_usage_as_a_user_sees_it():
+    flags, words = WRONG_USAGE[0]
+    result = subprocess.run(
+        [sys.executable, check_gpu.__file__, *flags], capture_output=True, text=True, timeout=60
+    )
+    check_one_line(result.returncode, result.stderr, words)
+
+
+@pytest.fixture
+def without_gpus(monkeypatch):
+    """Neither this process nor those that it starts see a GPU."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    devices = tf.config.list_physical_devices
+    monkeypatch.setattr(
+        tf.config, "list_physical_devices", lambda kind=None: [] if kind == "GPU" else devices(kind)
     )
 
 
-@pytest.mark.parametrize(
-    "flags,words",
-    [
-        (["--model", "cnm"], ["model", "cnm", "resnet18"]),
-        (["--strong_augment", "none"], ["strong_augment", "single"]),
-        (["--runs", "GPU,TPU"], ["TPU", "mixed_bfloat16"]),
-        (["--rounds", "1"], ["rounds"]),
-        (["--output", "/proc/nothing/gpu.md"], ["/proc/nothing/gpu.md"]),
-        (["--output", str(EXPERIMENTS)], ["directory", "--output"]),
-    ],
-)
-def test_wrong_usage_is_one_line(flags, words):
-    result = run(*flags, timeout=60)
-    assert result.returncode == 2, result.stderr
-    assert len(result.stderr.splitlines()) == 1, result.stderr
-    for word in words:
-        assert word in result.stderr
-
-
+@pytest.mark.usefixtures("without_gpus")
 def test_without_a_gpu_it_says_why():
-    result = run()
-    assert result.returncode == 1 and not result.stdout
-    (line,) = result.stderr.splitlines()
+    code, output, errors = run_script(check_gpu, check_gpu.check)
+    assert code == 1 and not output
+    (line,) = errors.splitlines()
     assert line.startswith("check_gpu.py: no GPU is visible to TensorFlow: ")
 
 
+@pytest.mark.usefixtures("without_gpus")
 def test_two_cpu_devices_stand_in(tmp_path):
     path = tmp_path / "gpu.md"
-    flags = "--allow_cpu --model cnn --width 4 --rounds 2 --clients 2 --steps 1 --batch_size 8"
-    result = run(*flags.split(), "--strong_augment", "single", "--runs", "GPU", "--output", path)
-    assert result.returncode == 0, result.stderr
+    flags = "--allow_cpu --model cnn --width 2 --rounds 2 --clients 2 --steps 1 --batch_size 2"
+    code, output, errors = run_script(
+        check_gpu,
+        check_gpu.check,
+        *[*flags.split(), "--strong_augment", "single", "--runs", "GPU", "--output", path],
+    )
+    assert code == 0, errors
     text = path.read_text()
-    assert result.stdout == text
+    assert output == text
     assert cells(text, "GPU") == ["GPU", "none: CPU devices stand in"]
     name, first, later, *_, on_gpu = cells(text, "2 logical CPUs")
     assert float(first) > 0 and float(later) > 0 and on_gpu.startswith("0 of ")

@@ -1,30 +1,37 @@
-"""The command that draws a partition, run as a user runs it."""
+"""The command that draws a partition."""
 
-import pathlib
 import subprocess
 import sys
 
-SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "experiments" / "show_partition.py"
-
-
-def _run(*arguments):
-    return subprocess.run(
-        [sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True, timeout=300
-    )
+import show_partition
+from scripts import run_script
 
 
 def test_picture_of_digits(tmp_path):
-    result = _run("--num_clients=4", "--alpha=inf", f"--output={tmp_path / 'p.png'}")
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith("4 clients, 1436 of 1439 images used")
+    code, output, errors = run_script(
+        show_partition,
+        show_partition.show,
+        *["--num_clients=4", "--alpha=inf", f"--output={tmp_path / 'p.png'}"],
+    )
+    assert code == 0, errors
+    assert output.startswith("4 clients, 1436 of 1439 images used")
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_wrong_flag_is_one_line_and_exit_2():
-    result = _run("--dataset=digit")
-    assert result.returncode == 2
-    assert "did you mean digits?" in result.stderr
-    assert result.stderr.count("\n") == 1, result.stderr
-    result = _run("--alfa=1")
+def test_a_wrong_name_is_one_line_and_exit_2():
+    code, _, errors = run_script(show_partition, show_partition.show, "--dataset=digit")
+    assert code == 2
+    assert "did you mean digits?" in errors
+    assert errors.count("\n") == 1, errors
+
+
+def test_a_wrong_flag_is_one_line_and_exit_2():
+    """As a user sees it."""
+    result = subprocess.run(
+        [sys.executable, show_partition.__file__, "--alfa=1"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert result.returncode == 2
     assert result.stderr.count("\n") == 1, result.stderr
