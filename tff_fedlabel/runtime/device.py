@@ -77,6 +77,13 @@ def start(**options) -> Iterator[DeviceRuntime]:
     What a computation returns are NumPy values. Arrays among them cannot be written to; where one
     of them is passed on to the next computation as it is, nothing is converted or copied.
 
+    Clients in flight share TensorFlow's threads, and TensorFlow divides each operation among them:
+    on two cores a FedLabel round of a small CNN then takes 1.65 s of the processors, of which only
+    1.2 s are work. With `TF_NUM_INTRAOP_THREADS=1` in the environment before TensorFlow starts it
+    takes 1.2 s. That holds for the whole process, so that what is computed for one client, or
+    outside of clients, gets one core; hence it is left to you. `experiments/benchmark_cores.py`
+    measures it.
+
     Args:
       **options: See `Options`.
 
