@@ -24,8 +24,6 @@ _SUBMODULES = (
     "tasks",
     "training",
 )
-# Beside these, `build_<method>` and the class of its parameters of every method in `algorithms`.
-__all__ = [*_SUBMODULES]
 
 
 def _check_environment() -> None:
@@ -44,13 +42,20 @@ def _check_environment() -> None:
         print(f"tff_fedlabel: {fault}", file=sys.stderr)
 
 
+def _of_methods() -> list[str]:
+    """`build_<name>` and the class of its parameters, of every method."""
+    algorithms = importlib.import_module("tff_fedlabel.algorithms")
+    names = ((f"build_{m.name}", m.config_class.__name__) for m in algorithms.METHODS.values())
+    return sorted({name for pair in names for name in pair})
+
+
 def __getattr__(name: str):
     if name in _SUBMODULES:
         return importlib.import_module(f"tff_fedlabel.{name}")
-    if name.startswith("build_") or name.endswith("Config"):
-        algorithms = importlib.import_module("tff_fedlabel.algorithms")
-        if hasattr(algorithms, name):
-            return getattr(algorithms, name)
+    if name == "__all__":
+        return [*_of_methods(), *_SUBMODULES]
+    if name in _of_methods():
+        return getattr(importlib.import_module("tff_fedlabel.algorithms"), name)
     raise AttributeError(f"module 'tff_fedlabel' has no attribute {name!r}")
 
 
@@ -61,8 +66,7 @@ def _end_tffs_own_context() -> None:
 
 
 def __dir__() -> list[str]:
-    of_methods = importlib.import_module("tff_fedlabel.algorithms").__all__
-    return sorted({*globals(), *__all__, *(n for n in of_methods if n[0] == "b" or "Config" in n)})
+    return sorted({*globals(), *_of_methods(), *_SUBMODULES})
 
 
 _check_environment()

@@ -44,7 +44,7 @@ def of(method: _method.Method) -> Callable[..., tff.learning.templates.LearningP
 
     build.__name__ = build.__qualname__ = f"build_{method.name}"
     build.__module__ = "tff_fedlabel.algorithms"
-    build.__doc__ = _DOCSTRING.format(
+    build.__doc__ = inspect.cleandoc(_DOCSTRING).format(
         name=method.name,
         config=method.config_class.__name__,
         about=inspect.getdoc(method.client_update) or "",
