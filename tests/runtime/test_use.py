@@ -1,5 +1,10 @@
 """What `runtime.use` refuses, and when."""
 
+import ast
+import importlib
+import pathlib
+
+import numpy as np
 import pytest
 
 from tff_fedlabel import runtime
@@ -60,3 +65,34 @@ def test_every_runtime_can_be_asked_for():
 )
 def test_messages_of_tensorflow_without_its_names(message, expected):
     assert readable(message) == expected
+
+
+@pytest.mark.parametrize("name", runtime.RUNTIMES)
+def test_every_option_is_documented(name):
+    options = importlib.import_module(runtime.RUNTIMES[name]).Options
+    for option in options.names():
+        assert f"      {option}: " in options.__doc__
+
+
+def test_numpys_numbers_are_options():
+    options = runtime.local.Options(
+        default_num_clients=np.int64(3),
+        startup_timeout=np.float32(2),
+        stream_structs=np.bool_(True),
+    )
+    assert (options.default_num_clients, options.startup_timeout) == (3, 2.0)
+    assert type(options.default_num_clients) is int and type(options.startup_timeout) is float
+    assert options.stream_structs is True
+
+
+def test_the_runtimes_need_nothing_else_of_the_package():
+    folder = pathlib.Path(runtime.__file__).parent
+    imported = set()
+    for path in folder.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                imported |= {f"{node.module}.{alias.name}" for alias in node.names}
+            elif isinstance(node, ast.Import):
+                imported |= {alias.name for alias in node.names}
+    ours = {name for name in imported if name.split(".")[0] == "tff_fedlabel"}
+    assert ours and not {name for name in ours if not name.startswith("tff_fedlabel.runtime.")}
