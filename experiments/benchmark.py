@@ -1,4 +1,4 @@
-"""What rounds cost in a runtime, as ratios of things that are measured in turn.
+"""What rounds cost in a runtime, as ratios of times that are measured in turn.
 
   python experiments/benchmark.py --benchmark round
   python experiments/benchmark.py                      # all of them, each in a process of its own
@@ -12,7 +12,7 @@ pfl          the CIFAR-10 benchmark of pfl-research, on one core and on two
 stacks       this installation against another, --other_python: rounds, peak memory
 
 One row of the CSV file is one figure: the median over the turns of A / B, and the medians of A and
-B. It is written when it is there; one that is measured again replaces the older row of this CPU.
+B. Each is written as soon as it is measured, and replaces an older row of the same figure and CPU.
 `--runtime local` compares TFF's worker with itself, which shows the noise.
 """
 
@@ -65,7 +65,7 @@ def benchmark() -> int:
     if FLAGS.benchmark == "pfl" and FLAGS.cores is None:
         return _in_processes([{"cores": n} for n in _PFL_CORES if n <= len(cores)])
     if FLAGS.cores is not None:
-        # Before TensorFlow is imported: it makes its threads for the cores it sees then.
+        # Before TensorFlow is imported: it makes threads for the cores that it sees at import.
         os.sched_setaffinity(0, cores[: FLAGS.cores])
     return _measure(output)
 
@@ -83,9 +83,9 @@ def _in_processes(choices: list[dict]) -> int:
     for choice in choices:
         changed = [f"--{name}={value}" for name, value in choice.items()]
         print(f"== {' '.join(changed)}", file=sys.stderr, flush=True)
-        # absl takes the last of a flag's values.
+        # If a flag is given more than once, absl takes the last value.
         code = subprocess.call([sys.executable, __file__, *sys.argv[1:], *changed])
-        if code in (2, 130, 143):  # Wrong usage or stopped: no reason to go on.
+        if code in (2, 130, 143):  # Wrong usage, or stopped.
             return code
         if code:
             failed.append(" ".join(changed))

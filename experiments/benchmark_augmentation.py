@@ -56,7 +56,7 @@ def benchmark() -> int:
             images = augmentation.to_float(pixels)
             for function in functions:
                 function(images)  # traced here, not in the timings
-            # In turn, so that whatever else the machine does falls on both.
+            # In turn, so that other work of the machine slows both alike.
             timings = [
                 [_milliseconds(function, images) for function in functions]
                 for _ in range(FLAGS.alternations)

@@ -60,7 +60,7 @@ def benchmark() -> int:
     def process(threshold, skip):
         return tff_fedlabel.build_fedlabel(
             model,
-            # So small a step that the share stays what it is.
+            # So small a step that the share does not change.
             tff.learning.optimizers.build_sgdm(1e-9),
             tff_fedlabel.FedLabelConfig(
                 threshold=float(threshold),

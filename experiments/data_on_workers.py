@@ -12,8 +12,8 @@ Each client is two files, ID.labeled.tfrecord and ID.unlabeled.tfrecord, of `tf.
 the image's bytes and, in the former, its label. With more than one machine, each needs the files of
 its own clients only, in a directory of the same name: the first worker those of the first
 `num_clients / workers` clients, and so on. As many clients of each worker take part in a round, and
-a round's clients are dealt out to the workers in this order. A worker that is lost takes its data
-along: the run then ends with the name of the file that is missing elsewhere.
+a round's clients are dealt out to the workers in this order. If a worker is lost, so is its data:
+the run then ends with an error that names the file that the other workers lack.
 """
 
 import collections
@@ -99,7 +99,7 @@ def reading(process, directory, batch_size):
             return decoded
 
         path = tf.strings.join([directory, "/", client_id, ".", part, ".tfrecord"])
-        # TFF's worker knows no buffer of automatic size, which a newer TensorFlow would ask for.
+        # A newer TensorFlow would ask for a buffer of automatic size, which TFF's worker lacks.
         records = tf.data.TFRecordDataset(path, buffer_size=256 * 1024)
         return records.map(decode).batch(batch_size)
 

@@ -51,13 +51,13 @@ class Run:
 
     Attributes:
       name: What the table calls it.
-      gpu: Whether it is on the GPU, or on what stands in for it.
+      gpu: Whether it runs on the GPU, or on the device that stands in for one.
       deterministic: The runtime's option.
       built_first: Whether the process is built before the runtime is started, and so traced
         without op determinism.
       tf32: Whether float32 products may be rounded to TensorFloat-32, TensorFlow's default.
       policy: Keras' dtype policy for the model, or None.
-      optional: Whether a failure is only told, and no error of the script.
+      optional: Whether a failure is only reported and does not make the script fail.
     """
 
     name: str
@@ -104,7 +104,7 @@ class Result:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """The table, and one line for each thing that is not as it should be."""
+    """The table, and one line for each thing that went wrong."""
 
     text: str
     failures: list[str]
@@ -224,7 +224,7 @@ def _process(size: Size, policy: str | None):
         return tff_fedlabel.build_fedlabel(
             model,
             tff.learning.optimizers.build_sgdm(0.01),
-            # All labels are kept: none is lost to a last bit just above the threshold.
+            # All labels are kept, so that no difference in a last bit decides about one.
             tff_fedlabel.FedLabelConfig(
                 threshold=0.0, strong_augment=augments[size.strong_augment]()
             ),
@@ -447,7 +447,7 @@ def check_output(path: str | os.PathLike) -> None:
 
 
 def write(path: str | os.PathLike, text: str) -> None:
-    """Writes the table; whenever that is stopped, the file is the old one or the new one."""
+    """Writes the table in one step: a stop leaves the whole old file or the whole new one."""
     path = pathlib.Path(path)
     partial = _partial(path)
     try:

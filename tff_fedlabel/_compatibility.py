@@ -1,20 +1,20 @@
-"""What TFF 0.87, made for TensorFlow 2.14, needs beside a newer TensorFlow.
+"""What TFF 0.87, made for TensorFlow 2.14, needs to work with a newer TensorFlow.
 
-* Keras 2. TFF's models are Keras 2 models, and since TensorFlow 2.16 `tf.keras` is Keras 3. It is
-  the package tf-keras, Keras 2, where TF_USE_LEGACY_KERAS is set before `tf.keras` is first used.
+* Keras 2. TFF's models are Keras 2 models, and since TensorFlow 2.16 `tf.keras` is Keras 3. If
+  TF_USE_LEGACY_KERAS is set before `tf.keras` is first used, it is the package tf-keras: Keras 2.
 * TensorFlow Privacy 0.9. Its package imports estimators, which TensorFlow no longer has. TFF uses
   14 classes and a module of its queries, and those load and work without the rest.
 * `jax.lib.xla_client`. JAX has moved it; TFF's JAX part names two of its classes when imported.
 * Dictionaries in a `tf.Module`. TensorFlow wraps them, with wrapt, in a class that Python 3.12
   cannot look into where wrapt is older than 2.2.2, as in Colab; TFF's checkpoints are such modules.
 * libcusolver. TensorFlow 2.21 looks for it in the system's folders and not where its extra
-  `and-cuda` installs it, and sees no GPU then; what a process has loaded already it finds. It looks
-  once, with its first operation, so it is too late when a runtime starts.
-* Arguments of `warnings.catch_warnings`. TFF passes two that Python has had since 3.11 where it
-  infers the type of a Python number beside NumPy 2.
+  `and-cuda` installs it, and then sees no GPU. It does find a library that the process has loaded
+  already. It looks once, at its first operation, so loading it when a runtime starts is too late.
+* Arguments of `warnings.catch_warnings`. With NumPy 2, TFF passes two of them, which Python has had
+  since 3.11, where it infers the type of a Python number.
 
-Nothing of this acts beside TensorFlow 2.14. It is done when TFF is imported, whoever imports it;
-`_startup` sees to that.
+With TensorFlow 2.14 none of this does anything. It is done when TFF is imported, by any program;
+`_startup` takes care of that.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ _QUERIES = {
 
 
 def choose_keras_2() -> None:
-    """Has TensorFlow, where it is not imported yet, take Keras 2 for `tf.keras`."""
+    """Makes a TensorFlow that is not imported yet use Keras 2 as `tf.keras`."""
     if tensorflow_version() >= (2, 16):
         os.environ[_LEGACY_KERAS] = "1"
 
@@ -74,9 +74,9 @@ def prepare() -> None:
 
 
 def known_fault() -> str | None:
-    """What is wrong with the installed packages, in one line; None where nothing is known to be.
+    """What is known to be wrong with the installed packages, in one line; None if nothing is.
 
-    These fail late or silently, or far from their cause.
+    These packages fail late, silently, or far from the cause.
     """
     python = sys.version_info[:2]
     if python >= (3, 12) and _release("tf-keras") == (2, 18):
@@ -207,11 +207,11 @@ def _make_wrapped_dictionaries_traceable() -> None:
     try:
         inspect.getattr_static(module.wrapped, "any", None)
     except TypeError:
-        # Private: there is no public way to the type of a value inside another's.
+        # Private: TensorFlow has no public function for the type of a value inside another value.
         from tensorflow.core.function import trace_type
 
-        # The method by which a value says its own type is the first thing that TensorFlow looks
-        # for; it then needs not look into the object.
+        # TensorFlow first looks for this method, by which a value gives its own type. Where it
+        # finds it, it does not look into the object.
         type(module.wrapped).__tf_tracing_type__ = lambda self, context: trace_type.from_value(
             self.__wrapped__, context
         )

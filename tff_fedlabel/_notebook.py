@@ -19,30 +19,30 @@ def is_running() -> bool:
 
 
 def wait(coroutine: Coroutine) -> Any:
-    """The result of a coroutine, also where an event loop runs in this thread already."""
+    """Returns the result of a coroutine, even if this thread already runs an event loop."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(coroutine)
-    # A kernel runs its cells inside a loop, and a loop cannot wait for another in its own thread.
+    # A kernel runs its cells inside a loop, and a loop cannot wait for another one in its thread.
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
         return thread.submit(asyncio.run, coroutine).result()
 
 
 @contextlib.contextmanager
 def without_notices() -> Iterator[None]:
-    """Inside, a cell's output is spared what libraries write about their own work."""
+    """Inside, what libraries write about their own work does not appear in a cell's output."""
     if not is_running():
         yield
         return
-    # TensorFlow, which tells of each checkpoint and of models that are evaluated for the first
-    # time, twice each: it takes a kernel for a terminal.
+    # TensorFlow reports each checkpoint, and each model that is evaluated for the first time. In a
+    # notebook each line appears twice, because TensorFlow takes the kernel for a terminal.
     logger = logging.getLogger("tensorflow")
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
-            # tqdm, which data sets are loaded with, where there are no ipywidgets.
+            # From tqdm, which the loading of data sets uses, if ipywidgets is not installed.
             warnings.filterwarnings("ignore", "IProgress not found")
             yield
     finally:

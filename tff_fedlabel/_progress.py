@@ -23,7 +23,7 @@ def bar(rounds: int) -> Iterator[Callable[[int, dict[str, float]], None]]:
         made = _CellBar(total=rounds, unit="round", smoothing=0.1)
     else:
         made = tqdm.tqdm(total=rounds, unit="round", smoothing=0.1, dynamic_ncols=True)
-    # Of the last evaluation, so that the bar always shows an accuracy.
+    # The figures of the last evaluation, so that the bar always shows an accuracy.
     shown: dict[str, str] = {}
     with made as progress:
 
@@ -38,7 +38,7 @@ def bar(rounds: int) -> Iterator[Callable[[int, dict[str, float]], None]]:
 
 
 def headline(metrics: dict[str, float]) -> dict[str, str]:
-    """The few figures of a round that fit beside a progress bar."""
+    """The few figures of a round that fit next to a progress bar."""
     shown = {}
     if metrics["test_accuracy"] == metrics["test_accuracy"]:  # NaN where it was not evaluated.
         shown["accuracy"] = f"{metrics['test_accuracy']:.3f}"
@@ -50,18 +50,18 @@ def headline(metrics: dict[str, float]) -> dict[str, str]:
 class _CellBar(tqdm.tqdm):
     """tqdm's bar as a line of text in the cell's output, which is replaced as the run goes on.
 
-    tqdm's own bar for notebooks is a widget: it needs ipywidgets, and where a saved notebook is
-    only looked at (GitHub, nbviewer) it stays at 0%.
+    tqdm's own bar for notebooks is a widget: it needs ipywidgets, and in a saved notebook that is
+    only viewed (GitHub, nbviewer) it stays at 0%.
     """
 
     def __init__(self, **options):
         from IPython import display
 
         self._output = display.display({"text/plain": ""}, raw=True, display_id=True)
-        # The file takes what tqdm writes beside the bar, such as the line's end. With miniters
-        # tqdm's monitor leaves the bar to this thread.
+        # The file takes what tqdm writes apart from the bar, such as the end of the line. With
+        # miniters set, tqdm's monitor thread leaves the bar to this thread.
         super().__init__(file=io.StringIO(), ascii=False, ncols=90, miniters=1, **options)
 
     def display(self, msg=None, pos=None):
-        """Overrides tqdm's way to write the bar."""
+        """Overrides how tqdm writes the bar."""
         self._output.update({"text/plain": str(self)}, raw=True)

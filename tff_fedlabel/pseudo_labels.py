@@ -1,4 +1,4 @@
-"""Which expert labels an image, whether the label is kept, and what the other expert still adds.
+"""Which expert labels an image, whether the label is kept, and what the other expert adds.
 
 Pure tensor functions, one for each step of section 3.1 of Cho, Joshi and Dimitriadis, "Local or
 Global: Selective Knowledge Assimilation for Federated Learning with Limited Labels" (ICCV 2023):
@@ -21,7 +21,7 @@ CONFIDENCES = ("variance", "entropy")
 CONFIDENCE_INPUTS = ("probabilities", "logits")
 SELECTIONS = ("adaptive", "local", "global")
 
-# What float32 rounding can leave of the entropy confidence of a perfectly flat output.
+# How far from 0 float32 rounding can leave the entropy confidence of a perfectly flat output.
 _ENTROPY_ROUNDING = 1e-6
 
 
@@ -75,8 +75,8 @@ def entropy(probabilities: tf.Tensor) -> tf.Tensor:
 
 
 def _softmax(logits: tf.Tensor) -> tf.Tensor:
-    # tf.nn.softmax's vectorised kernel is an ulp off in some rows of a batch, so that two equal
-    # logits get less than one half there: enough to decide a comparison with the threshold.
+    # In some rows of a batch tf.nn.softmax's vectorised kernel gets the last bit wrong, so that two
+    # equal logits get less than one half: enough to decide a comparison with the threshold.
     exponentials = tf.exp(logits - tf.reduce_max(logits, axis=-1, keepdims=True))
     return exponentials / tf.reduce_sum(exponentials, axis=-1, keepdims=True)
 

@@ -218,7 +218,7 @@ def say(text: str) -> None:
 def in_turn(functions: Mapping[Any, Callable[[], Any]], repeats: int) -> dict[Any, list[float]]:
     """Times all functions once, then all of them again, and so on.
 
-    In turn, so that whatever else the machine does falls on all of them. Turns before the first
+    In turn, so that other work of the machine slows all of them alike. Turns before the first
     one do not count: in one they compile, and TFF's worker, which makes another TensorFlow session
     whenever all are busy, may compile again in the next.
 

@@ -37,8 +37,8 @@ def probe(runtime_name: str, clients: int, rounds: int) -> None:
         state = process.initialize()
         record("start")
         for done in range(1, rounds + 1):
-            # Datasets are made anew for each round, as in training: what is kept of old ones
-            # would show.
+            # Datasets are made again for each round, as in training, so that it would show if old
+            # ones were kept.
             cohort = setup.round_data(data, range(clients), _BATCH, round_num=done - 1)
             if done == 1:
                 record("data")
@@ -56,7 +56,7 @@ def _early(rounds: int) -> int:
 
 def _measure(script: str, runtime_name: str, clients: int, rounds: int) -> dict[str, float]:
     command = [sys.executable, script, f"--probe={runtime_name},{clients},{rounds}"]
-    # A file rather than a pipe: nothing that a stray process holds open can make us wait.
+    # A file, not a pipe: a process that is left over and holds a pipe open would make us wait.
     with tempfile.TemporaryFile("w+") as output:
         subprocess.run(command, stdout=output, check=True, timeout=_LIMIT_SECONDS)
         output.seek(0)
@@ -64,13 +64,13 @@ def _measure(script: str, runtime_name: str, clients: int, rounds: int) -> dict[
 
 
 def memory(table: Table, script: str, options, rounds: int) -> None:
-    """Peaks by clients a round, and over many rounds; rows are renewed after every turn.
+    """Peaks by clients a round, and over many rounds; rows are written again after every turn.
 
     Args:
       table: Gets the rows.
       script: The script that calls `probe` on `--probe`.
       options: The `setup.Options`.
-      rounds: How many are many.
+      rounds: The number of those many rounds.
     """
     sizes, few = ((5, 20) if options.quick else (100, 1000, 5000)), 2
     runtimes = {"tested": options.runtime, "local": "local"}

@@ -42,7 +42,7 @@ def model():
 
 
 def _images(data_dir: str | None) -> tuple[str, tuple[np.ndarray, np.ndarray]]:
-    """What the images are called, and x and y of 50,000 of them."""
+    """The name of the images in the table, and x and y of 50,000 of them."""
     number = _CLIENTS * _IMAGES
     if data_dir is not None:
         train = sources.load("cifar10", data_dir, split="official", download=False).train

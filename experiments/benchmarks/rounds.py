@@ -24,7 +24,7 @@ def _size(clients: int, steps: int) -> str:
 
 
 def every_image_kept():
-    """FedLabel at its most expensive; the work does not depend on the weights then."""
+    """FedLabel at its most expensive; then the work does not depend on the weights."""
     return tff_fedlabel.FedLabelConfig(
         threshold=0.0, strong_augment=augmentation.RandAugment.single()
     )
@@ -164,7 +164,7 @@ def shares(table: Table, options: setup.Options) -> None:
     """
     sizes = ((2, 2), (3, 2)) if options.quick else ((4, 4), (10, 10))
     model = setup.cnn()
-    # So small a step that the share of kept images stays what it is.
+    # So small a step that the share of kept images does not change.
     optimizer = tff.learning.optimizers.build_sgdm(1e-9)
     single, paper = augmentation.RandAugment.single(), augmentation.RandAugment()
     images = setup.clients(1, 0, 256)

@@ -1,24 +1,25 @@
 """Lets TensorFlow, TensorFlow Federated and tff_fedlabel be imported in any order.
 
-TFF 0.87 cannot be imported beside a newer TensorFlow unless it is prepared for it, and a program
-imports it before this package, alphabetically. So this module lies beside the package and not in
-it, and `tff_fedlabel.pth` has it imported whenever Python starts. It does nothing then but to
-register a finder, which Python asks about each import. It finds what the others find, and
+TFF 0.87 cannot be imported with a newer TensorFlow unless something is prepared first, and programs
+that sort their imports import TFF before this package. So this module is installed next to the
+package, not in it, and `tff_fedlabel.pth` makes Python import it at every start. All it does then
+is to register a finder, which Python asks about each import. It finds what the others find, and
 
 * before `tensorflow_federated` is executed, `tff_fedlabel._compatibility` prepares it;
-* while `tensorflow` is executed, its notices about this machine's CUDA and processor stay away
-  from the screen. With TF_CPP_MIN_LOG_LEVEL=0, 1 or 2 in the environment they are shown.
+* while `tensorflow` is executed, its notices about this machine's CUDA and processor are kept off
+  the screen. With TF_CPP_MIN_LOG_LEVEL=0, 1 or 2 in the environment they are shown.
 
-Only modules that Python has loaded itself are used while others are imported: another import in
-the middle of one could wait for another thread's for ever.
+While another module is being imported, this one uses only modules that Python itself has loaded: a
+second import inside the first could wait forever for one in another thread.
 """
 
 import os
 import sys
 import time
 
-# Lines of TensorFlow's C++ log. Those that it writes before its log is set up heed no setting. As
-# long as it is not, a warning or an error may be another library's, so those are known by file.
+# Lines of TensorFlow's C++ log. Before its log is set up, TensorFlow writes lines whatever the
+# settings say. Until then a warning or an error may come from another library, so TensorFlow's are
+# recognised by the names of its source files.
 _NOTICE = (
     "^(WARNING: All log messages before absl::InitializeLog"
     "|I[0-9]{4} [0-9:.]+ +[0-9]+ "
@@ -27,7 +28,7 @@ _NOTICE = (
     "|To enable the following instructions:)"
 )
 _FILTER = ("grep", "-a", "--line-buffered", "-v", "-E", _NOTICE)
-_LAST_SECONDS = 1.0  # for the filter to write what it has, where somebody else still writes to it
+_LAST_SECONDS = 1.0  # for the filter to write the rest, if another process still writes to it
 
 
 def install() -> None:
@@ -76,22 +77,22 @@ def _without_notices(execute, module):
 class _notices_filtered:  # noqa: N801 (read as a function; contextlib is not loaded yet)
     """Inside, what is written to file descriptor 2 passes through a process that drops notices.
 
-    A process rather than a file that is read afterwards: where the import aborts, what TensorFlow
-    says last has been shown.
+    It is a process, and not a file that is read afterwards, so that TensorFlow's last words are
+    shown even if the import aborts.
     """
 
     def __enter__(self):
         self._filter = None
         try:
             self._stderr = os.dup(2)
-        except OSError:  # It is closed: nobody sees anything.
+        except OSError:  # It is closed, so nothing can be shown.
             return
         reads, writes = os.pipe()
         try:
             self._filter = os.posix_spawnp(
                 _FILTER[0],
                 _FILTER,
-                {**os.environ, "LC_ALL": "C"},  # Bytes, whatever they are.
+                {**os.environ, "LC_ALL": "C"},  # So that grep takes any bytes.
                 file_actions=[
                     (os.POSIX_SPAWN_DUP2, reads, 0),
                     (os.POSIX_SPAWN_DUP2, self._stderr, 1),
@@ -100,7 +101,7 @@ class _notices_filtered:  # noqa: N801 (read as a function; contextlib is not lo
             )
             _flush()
             os.dup2(writes, 2)
-        except OSError:  # There is no such program.
+        except OSError:  # grep is not installed.
             os.close(self._stderr)
         finally:
             os.close(reads)
@@ -116,7 +117,7 @@ class _notices_filtered:  # noqa: N801 (read as a function; contextlib is not lo
         try:
             while os.waitpid(self._filter, os.WNOHANG) == (0, 0) and time.monotonic() < deadline:
                 time.sleep(0.002)
-        except OSError:  # Somebody else has waited for it.
+        except OSError:  # Other code has waited for it already.
             pass
 
 

@@ -4,8 +4,8 @@
 Strong-Augumentation", which lists its 14 operations); `WeakAugment` is the flip and shift that
 FixMatch and its relatives use. Both are called as `augment(images, seed=...)`, with a seed of two
 integers as TensorFlow's stateless functions take it; `step_seed` makes one from the seed of a run,
-the round and the step. Both have `check_images(shape, dtype)`, which tells before anything is
-traced whether they can work on a data set's images.
+the round and the step. Both have `check_images(shape, dtype)`, which raises `ValueError`, before
+anything is traced, if they cannot work on such images.
 """
 
 from tff_fedlabel.augmentation._operations import MAX_MAGNITUDE, OPERATIONS

@@ -7,11 +7,11 @@ order, fuses a multiply with an add, or replaces a division by a multiplication 
 change a single pixel, and a batch is processed with ordinary float kernels on any device.
 
 **keras-cv.** AutoContrast and Solarize are the pixel functions of keras-cv's layers, and the five
-geometric operations share one call of the operation under its geometric layers, with a matrix per
-image. The others are written out here: keras-cv means something else by the name (its brightness
-adds a constant, its contrast works per channel, its equalisation takes its step from another
-histogram bin than Pillow's), fixes the parameter per layer (posterise), or uses a float convolution
-or matrix product, whose last bit depends on the runtime (sharpness, colour).
+geometric operations share one call of the TensorFlow operation that its geometric layers use, with
+a matrix per image. The others are written out here, since keras-cv means something else by the name
+(its brightness adds a constant, its contrast works per channel, its equalisation takes its step
+from another histogram bin than Pillow's), fixes the parameter per layer (posterise), or uses a
+float convolution or matrix product, whose last bit depends on the runtime (sharpness, colour).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What images are held as: floats in [0, 1], 8-bit grey levels, and which of them can be taken."""
+"""Images as floats in [0, 1] and as 8-bit grey levels, and which of them can be augmented."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def from_float(images, dtype):
 
     Args:
       images: floating point in [0, 1], any shape.
-      dtype: tf.uint8 (0..255, rounded; what is outside [0, 1] becomes 0 or 255, and NaN becomes 0)
+      dtype: tf.uint8 (0..255, rounded; values outside [0, 1] become 0 or 255, and NaN becomes 0)
         or a floating point dtype (only cast, NaN and values outside [0, 1] included).
 
     Returns:

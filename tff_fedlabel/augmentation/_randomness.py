@@ -24,8 +24,8 @@ _SEED_WORDS = (0x5EED01, 0x5EED02)
 def step_seed(seed, round_num, step):
     """Makes the seed of one step of one round: a hash, without any state.
 
-    Values in [0, 2**32) that differ in one of the three arguments never give the same seed. Others
-    do as rarely as chance has it: once in 2**64.
+    Two triples of values in [0, 2**32) that differ in one argument only never give the same seed.
+    Other triples do as rarely as by chance: once in 2**64.
 
     Args:
       seed: of the run; int, or scalar integer tensor.
@@ -33,7 +33,7 @@ def step_seed(seed, round_num, step):
       step: int, or scalar integer tensor.
 
     Returns:
-      int32 [2], what `RandAugment`, `WeakAugment` and TensorFlow's stateless functions take.
+      int32 [2], as `RandAugment`, `WeakAugment` and TensorFlow's stateless functions take it.
 
     Raises:
       ValueError: if an argument has the wrong dtype or shape.
@@ -41,7 +41,7 @@ def step_seed(seed, round_num, step):
     key = tf.constant(_SEED_WORDS, tf.int64)
     for field, value in (("seed", seed), ("round_num", round_num), ("step", step)):
         key = _fold(key, _integer_scalar(field, value))
-    # 0..2**32-1 as a two's complement, without the overflow that a cast leaves undefined.
+    # 0..2**32-1 as two's complement, without the overflow, which is undefined in a cast.
     return tf.cast((key ^ 2**31) - 2**31, tf.int32)
 
 
@@ -74,7 +74,7 @@ def high_bits(word, bits):
 
 
 def _mix(word):
-    word = (word + 0x9E3779B9) & _WORD  # so that 0 is no fixed point
+    word = (word + 0x9E3779B9) & _WORD  # so that 0 is not mapped to itself
     for multiplier in (0x5BD1E995, 0x2C9277B5):  # odd and below 2**31: products fit int64
         word = ((word ^ high_bits(word, 16)) * multiplier) & _WORD
     return word ^ high_bits(word, 15)
@@ -109,7 +109,7 @@ def _two_integers(seed):
 
 @functools.cache
 def _fingerprint_weights(num_pixels):
-    """Odd whole numbers, float64 [num_pixels, 2]. RandomState's stream is frozen for good."""
+    """Odd whole numbers, float64 [num_pixels, 2]. NumPy never changes what RandomState draws."""
     weights = np.random.RandomState(2023).randint(2**26, size=(num_pixels, 2), dtype=np.int64)
     return 2.0 * weights + 1.0
 

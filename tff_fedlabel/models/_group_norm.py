@@ -1,4 +1,4 @@
-"""Group normalisation in a third of Keras' operations."""
+"""Group normalisation with a third of the operations of Keras' layer."""
 
 import tensorflow as tf
 
@@ -23,7 +23,7 @@ class GroupNorm(tf.keras.layers.Layer):
 
     def build(self, input_shape):
         channels = input_shape[-1]
-        as_they_are = {"experimental_autocast": False}  # Not in the compute dtype.
+        as_they_are = {"experimental_autocast": False}  # Not cast to the compute dtype.
         self.gamma = self.add_weight("gamma", [channels], initializer="ones", **as_they_are)
         self.beta = self.add_weight("beta", [channels], initializer="zeros", **as_they_are)
         super().build(input_shape)

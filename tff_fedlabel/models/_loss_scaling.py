@@ -2,9 +2,9 @@
 
 float16 holds 2^-24 to 2^16, and gradients are often smaller (Micikevicius et al., "Mixed Precision
 Training", 2018). Keras' `LossScaleOptimizer` multiplies the loss by a scale that it adapts from
-step to step, and skips the steps that overflow meanwhile. What a TFF client runs is a function of
-weights and images that keeps nothing, and its steps are few. So every backward pass finds a scale
-of its own here, no step is skipped, and nobody outside the model has to know.
+step to step, and skips the steps that overflow meanwhile. A TFF client runs a function of weights
+and images that keeps no state, and takes few steps. So here every backward pass finds a scale of
+its own, no step is skipped, and code outside the model need not know about it.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 # What the gradients of the logits add up to, in absolute value, before they go back through the
-# network. It may grow 2^6 times on the way, and what is 2^34 times smaller is still seen.
+# network. They may grow 2^6 times on the way, and values 2^34 times smaller are not lost.
 _LARGEST_SUM = 2.0**10
 # Where that overflows: how much less the next attempt starts with. The last starts with 2^-8.
 _STEP = 2.0**-6
@@ -25,9 +25,9 @@ def with_loss_scaling(function: Callable[..., tf.Tensor]) -> Callable[..., tf.Te
     The gradient that arrives at the logits is multiplied by the power of two that makes its
     absolute values add up to 2^9 to 2^10, goes back through `function`, and what arrives at the
     weights is divided by that number. If one is not finite, it overflowed: the same is done from a
-    smaller start, three times at most. What is not finite after that has another reason, a NaN in
-    the images or an overflow in the forward pass, and is returned, so that whoever guards against
-    such updates sees it.
+    smaller start, three times at most. If a gradient is still not finite, there is another reason,
+    such as a NaN in the images or an overflow in the forward pass. It is then returned as it is, so
+    that the checks of updates find it.
 
     Args:
       function: `(*weights) -> logits`; weights float32 or float64, logits of any float dtype, the

@@ -1,8 +1,8 @@
 """Finds the layers of a traced model that draw random numbers from a state TensorFlow keeps.
 
-Such numbers follow from no seed that a run has: TFF's runtimes draw them afresh, or start the
-sequence again, with every call. Keras' own random layers are given stateless generators
-(`_stateless.py`), so what is left comes from `tf.random.*` or `tf.image.random_*` in a layer.
+Such numbers do not depend on the seed of a run: with every call, TFF's runtimes draw new ones or
+start the sequence again. Keras' own random layers are given stateless generators (`_stateless.py`),
+so the draws found here come from `tf.random.*` or `tf.image.random_*` in a layer.
 """
 
 import re
@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tff_fedlabel.models._stateless import modules_of
 
-# Those with a resource (tf.random.Generator) read a variable, which is refused already.
+# Operations of tf.random.Generator are not listed: they read a variable, which is refused already.
 _STATEFUL = frozenset(
     {
         "AllCandidateSampler",
@@ -45,7 +45,7 @@ def warn_of_stateful_draws(
     """Warns, in one line, if a forward pass would not draw the same numbers again.
 
     Args:
-      model: The Keras model, whose layers' names the warning tells.
+      model: The Keras model; the warning gives the names of its layers.
       forwards: Concrete functions of it.
       stacklevel: As `warnings.warn` takes it, counted from the caller.
     """

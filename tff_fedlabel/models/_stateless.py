@@ -1,9 +1,9 @@
 """A Keras model's forward pass as a TensorFlow function that owns no variables.
 
 The only file that knows how Keras layers hold their weights (attributes, or lists and dicts in
-attributes) and their random generators (`_random_generator`, private): for the time of one trace
-both are replaced by tensors, so that the traced function depends on its arguments alone. It also
-does to these tensors what Keras' mixed precision does to weights.
+attributes) and their random generators (`_random_generator`, private). During one trace both are
+replaced by tensors, so that the traced function depends on its arguments alone. It also does to
+these tensors what Keras' mixed precision does to weights.
 """
 
 import contextlib
@@ -17,9 +17,9 @@ import tensorflow as tf
 
 from tff_fedlabel.models._loss_scaling import with_loss_scaling
 
-# Keras' own books about a layer's weights: not read by any forward pass.
+# Keras' own lists of a layer's weights, which no forward pass reads.
 _BOOKKEEPING = ("_trainable_weights", "_non_trainable_weights")
-# Integers as wide as the floats that travel as their bits.
+# Bytes of a float -> the integer that holds its bits (see `_without_gradient`).
 _BITS = {2: tf.int16, 4: tf.int32, 8: tf.int64}
 
 
@@ -30,8 +30,8 @@ class BatchNormError(ValueError):
 def modules_of(model: tf.keras.Model) -> tuple[tf.Module, ...]:
     """`model` and every layer and module in it, always in the same order."""
     for layer in model._flatten_layers():
-        # Recurrent cells with dropout keep their masks of every graph, keyed by graphs; more than
-        # one cannot be sorted, and `submodules` fails.
+        # Recurrent cells with dropout keep a dictionary of masks with one key for each graph. Two
+        # such keys cannot be sorted, and then `submodules` fails.
         if hasattr(layer, "reset_dropout_mask"):
             layer.reset_dropout_mask()
             layer.reset_recurrent_dropout_mask()
@@ -95,7 +95,7 @@ def stateless_forward(
 
 
 def _why_tensors_do_not_do(error: str) -> ValueError | None:
-    """What to raise when a layer asked a tensor, in place of its weight, for what it has not."""
+    """What to raise when a layer, given a tensor for its weight, used an attribute it lacks."""
     found = re.search(r"Tensor' object has no attribute '(\w+)'", error)
     attribute = found.group(1) if found else ""
     if attribute != "handle" and not hasattr(tf.Variable, attribute):
@@ -136,9 +136,9 @@ def _check_captures(concrete: Any, weights: Sequence[tf.Variable]) -> None:
 def _without_gradient(tensor: tf.Tensor) -> tf.Tensor:
     """The same values, towards which no gradient is taken.
 
-    `tf.stop_gradient` would not do: TensorFlow builds the gradient of a function towards all its
-    floating point inputs, and fails at an operation on the way that has none, of which some of
-    Keras' layers of augmentation are made. It does not go beyond integers.
+    `tf.stop_gradient` is not enough: TensorFlow builds the gradient of a function towards all its
+    floating point inputs, and fails at an operation on the way that has no gradient. Some of Keras'
+    augmentation layers have such operations. TensorFlow builds no gradient through integers.
     """
     if not tensor.dtype.is_floating:
         return tensor
@@ -146,8 +146,9 @@ def _without_gradient(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _with_dense_gradient(tensor: tf.Tensor) -> tf.Tensor:
-    # The gradient of a lookup of rows is a tf.IndexedSlices, which few can add, clip or average.
-    # That of a reshape is always dense, and graph optimisation drops a reshape to the same shape.
+    # The gradient of a lookup of rows is a tf.IndexedSlices, which little code can add, clip or
+    # average. That of a reshape is always dense, and graph optimisation drops a reshape to the same
+    # shape.
     return tf.reshape(tensor, tensor.shape)
 
 
@@ -183,7 +184,7 @@ def _replaced_state(
                     saved.append((module, name, value))
                     vars(module)[name] = replacement  # Past Keras' tracking in __setattr__.
             if isinstance(module, tf.keras.layers.Normalization):
-                # It computes with copies that it made from its weights.
+                # The layer computes with copies of its weights, which this makes anew.
                 module.finalize_state()
         yield
     finally:
@@ -197,8 +198,8 @@ def _replace(value: Any, tensor_of: dict[int, tf.Tensor], dtype: str | None) -> 
     Args:
       value: An attribute of a layer, or what is in it.
       tensor_of: The tensor for each variable, by the variable's id.
-      dtype: In which the layer computes. Its weights are read in it, but for those that were made
-        with `experimental_autocast=False`, as Keras does.
+      dtype: In which the layer computes. As in Keras, its weights are read in this dtype, except
+        those that were made with `experimental_autocast=False`.
     """
     if isinstance(value, tf.Variable):
         tensor = tensor_of.get(id(value))
@@ -207,7 +208,7 @@ def _replace(value: Any, tensor_of: dict[int, tf.Tensor], dtype: str | None) -> 
         # Only Keras' AutoCastVariable, which has no public name, has a `true_dtype`.
         return tf.cast(tensor, dtype) if dtype and hasattr(value, "true_dtype") else tensor
     if isinstance(value, tf.Tensor) and hasattr(value, "numpy"):
-        # An eager tensor with many values would be captured, not written into the graph.
+        # An eager tensor with many values would be captured and not written into the graph.
         return tf.constant(value.numpy())
     if isinstance(value, dict):
         replaced = {k: _replace(v, tensor_of, dtype) for k, v in value.items()}
@@ -260,7 +261,7 @@ class _StatelessGenerator:
 
     def dropout(self, inputs, rate, noise_shape=None):
         seed = self.make_seed_for_stateless_op()
-        # At least in float32: of the 128 numbers that bfloat16 draws, 2 are below a rate of 1%.
+        # At least in float32: bfloat16 draws only 128 different numbers, 2 of them below 1%.
         wide = inputs if inputs.dtype.size >= 4 else tf.cast(inputs, tf.float32)
         kept = tf.nn.experimental.stateless_dropout(wide, rate, seed, noise_shape=noise_shape)
         return tf.cast(kept, inputs.dtype)

@@ -1,8 +1,8 @@
 """Turns a Keras model into a `tff.learning.models.FunctionalModel` of an image classifier.
 
 `tff.learning.models.functional_model_from_keras` does nearly this, but it fails outside a graph,
-makes Keras models built before it unusable, builds the Keras model anew in every trace and drops
-regularisers silently. Here the model is traced once, with its weights as arguments.
+makes Keras models that were built before it unusable, builds the Keras model again in every trace
+and drops regularisers silently. Here the model is traced once, with its weights as arguments.
 """
 
 import collections
@@ -46,18 +46,18 @@ def functional_model(
       empty batch); with weights, the sum of `weight * cross-entropy` over the batch size.
     * The metrics are `accuracy`, `loss` (means per image, 0 without images) and `num_examples`.
     * `initial_weights` are the Keras model's: a tuple in the order of its `trainable_weights`, and
-      one in the order of its `non_trainable_weights`, as `trainable` flags stood when this function
-      was called. `variable.assign(value)`, pair by pair, takes them back.
+      one in the order of its `non_trainable_weights`, by the `trainable` flags at the time of this
+      call. `variable.assign(value)`, pair by pair, puts weights back into the Keras model.
 
     Frozen layers (`layer.trainable = False`) and weights that a layer keeps but never changes, such
-    as those of `Normalization`, travel as `initial_weights[1]` and stay what they are. So a
-    pretrained base can be frozen in whole or in part. Keras runs a `BatchNormalization` that is
-    frozen, or called with `training=False`, with the statistics it has, and so does this model; one
-    that moves its statistics is refused.
+    as those of `Normalization`, are in `initial_weights[1]` and do not change. So a pretrained base
+    can be frozen in whole or in part. A `BatchNormalization` that is frozen, or called with
+    `training=False`, uses the statistics it has, as in Keras; one that moves its statistics is
+    refused.
 
     Dropout and the other random Keras layers are active with `training=True`. What they draw
-    depends on the images and the weights only, so that the same run draws the same again. Layers
-    that call `tf.random.*` cannot do so, and a warning names them.
+    depends on the images and the weights only, so the same run draws the same again. Layers that
+    call `tf.random.*` cannot repeat their draws, and a warning names them.
 
     Keras' mixed precision policies work, of the process (`tf.keras.mixed_precision`) or of single
     layers, as they were when the layers were made. `mixed_bfloat16` and `mixed_float16` layers
@@ -96,7 +96,7 @@ def functional_model(
     _check_output(forwards[False], num_classes)
     warn_of_stateful_draws(model, list(forwards.values()), stacklevel=2)
     trainable, constant = (
-        tuple(np.asarray(w.numpy()) for w in weights)  # A scalar's is no array.
+        tuple(np.asarray(w.numpy()) for w in weights)  # Of a scalar, numpy() gives a number.
         for weights in (model.trainable_weights, model.non_trainable_weights)
     )
 
@@ -136,7 +136,7 @@ def _float_pixels(x: tf.Tensor) -> tf.Tensor:
 
 
 def _built_model(keras_model: KerasModelOrBuilder, image_spec: tf.TensorSpec) -> tf.keras.Model:
-    """The Keras model with its weights made, by calling it once on one black image."""
+    """The Keras model, called once on a black image if it has no weights yet."""
     model = keras_model
     if not isinstance(model, tf.keras.Model):
         if not callable(keras_model):
