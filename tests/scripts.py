@@ -1,4 +1,4 @@
-"""Runs the scripts of `experiments` without a process of their own."""
+"""Runs commands without a process of their own."""
 
 import contextlib
 import io
@@ -10,22 +10,31 @@ from absl import flags
 from tff_fedlabel import command_line
 
 
-def run_script(module, command, *arguments):
-    """What `python MODULE.py ARGUMENTS` ends with: (exit code, output, errors).
-
-    Args:
-      module: The script, imported; its `define_flags` defines the flags.
-      command: Its function that runs once the flags are known to be right.
-      *arguments: The command line.
-    """
+def run_main(main, *argv):
+    """What a process whose `main` gets this command line ends with: (exit code, output, errors)."""
     before = set(flags.FLAGS)
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", [module.__file__, *map(str, arguments)])
+        patch.setattr(sys, "argv", list(map(str, argv)))
         try:
             with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-                code = command_line.run_command(sys.argv, module.define_flags, command)
+                code = main(sys.argv)
         finally:
             for name in set(flags.FLAGS) - before:
                 delattr(flags.FLAGS, name)
     return code, out.getvalue(), err.getvalue()
+
+
+def run_script(module, command, *arguments):
+    """The same for a script of `experiments`.
+
+    Args:
+      module: The script, imported; its `define_flags` defines the flags.
+      command: Its function that runs once the flags are known to be right.
+      *arguments: The command line without the program.
+    """
+
+    def main(argv):
+        return command_line.run_command(argv, module.define_flags, command)
+
+    return run_main(main, module.__file__, *arguments)

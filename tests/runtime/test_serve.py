@@ -1,19 +1,17 @@
 """The command that runs a worker for others, and who reaches a worker."""
 
 import contextlib
-import json
 import signal
 import socket
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import tensorflow_federated as tff
+from scripts import run_main
 from worker_processes import address, children, eventually, free_port, one_worker, running, serve
 
 from tff_fedlabel import runtime
-from tff_fedlabel.runtime import _exposure, _worker
+from tff_fedlabel.runtime import _exposure, _serve, _worker
 
 
 @pytest.fixture(scope="module")
@@ -36,28 +34,6 @@ def served():
         process.communicate()
 
 
-FORKS = """
-import json, os, sys
-from tff_fedlabel.runtime import _serve, _worker
-results = []
-for argv in json.loads(sys.argv[1]):
-    read, write = os.pipe()
-    pid = os.fork()
-    if not pid:
-        os.dup2(write, 1)
-        os.dup2(write, 2)
-        sys.argv = ["workers.py", *argv]
-        code = _serve.main(sys.argv)
-        sys.stdout.flush()
-        os._exit(code)
-    os.close(write)
-    with os.fdopen(read) as said:
-        text = said.read()
-    results.append([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), text])
-print(json.dumps(results))
-"""
-
-
 def test_a_round_on_the_worker_of_the_command(served):
     @tff.federated_computation(tff.FederatedType(np.int32, tff.CLIENTS))
     def total(values):
@@ -70,36 +46,42 @@ def test_a_round_on_the_worker_of_the_command(served):
             assert handle.backend.lost == {}
 
 
-def test_usage_errors_are_one_line():
+@pytest.fixture(scope="module")
+def taken():
+    """A port that another program listens on."""
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
-        taken = other.getsockname()[1]
-        cases = [
-            ([], 2, "the command is: serve --port PORT"),
-            (["sreve"], 2, "no command 'sreve'"),
-            (["serve"], 2, "--port is required"),
-            (["serve", "--port=x"], 2, "--port=x"),
-            (["serve", "--port=0"], 2, "--port 0 is not between"),
-            (["serve", "--port=70000"], 2, "--port 70000 is not between"),
-            (["serve", "--port=80", "--hots=1"], 2, "Unknown command line flag 'hots'"),
-            (["serve", "--port=80", "--host=here"], 2, "--host 'here' is not an IP address"),
-            (["serve", "--port=80", "--host=203.0.113.9"], 2, "is no address of this machine: "),
-            (["serve", "--port=80", "--max_concurrent_computation_calls=-1"], 2, "-1 is below 0"),
-            (["serve", "--port=80", "--log_file=/no/such/log"], 2, "log_file '/no/such/log'"),
-            (["serve", "extra", "--port=80"], 2, "unexpected argument 'extra'"),
-            (["serve", f"--port={taken}"], 1, f"port {taken} cannot be had: it is in use"),
-        ]
-        done = subprocess.run(
-            [sys.executable, "-c", FORKS, json.dumps([argv for argv, _, _ in cases])],
-            capture_output=True,
-            text=True,
-            timeout=200,
-        )
-    assert done.returncode == 0, done.stderr
-    for (argv, code, text), (actual, said) in zip(cases, json.loads(done.stdout), strict=True):
-        assert actual == code, (argv, said)
-        assert text in said and said.count("\n") == 1, (argv, said)
+        yield other.getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        ([], 2, "the command is: serve --port PORT"),
+        (["sreve"], 2, "no command 'sreve'"),
+        (["serve"], 2, "--port is required"),
+        (["serve", "--port=x"], 2, "--port=x"),
+        (["serve", "--port=0"], 2, "--port 0 is not between"),
+        (["serve", "--port=70000"], 2, "--port 70000 is not between"),
+        (["serve", "--port=80", "--hots=1"], 2, "Unknown command line flag 'hots'"),
+        (["serve", "--port=80", "--host=here"], 2, "--host 'here' is not an IP address"),
+        (["serve", "--port=80", "--host=203.0.113.9"], 2, "is no address of this machine: "),
+        (["serve", "--port=80", "--max_concurrent_computation_calls=-1"], 2, "-1 is below 0"),
+        (["serve", "--port=80", "--log_file=/no/such/log"], 2, "log_file '/no/such/log'"),
+        (["serve", "extra", "--port=80"], 2, "unexpected argument 'extra'"),
+        (["serve", "--port={taken}"], 1, "port {taken} cannot be had: it is in use"),
+    ],
+)
+def test_usage_errors_are_one_line(arguments, code, text, taken, monkeypatch):
+    handlers = []  # The last of them gets as far as this.
+    monkeypatch.setattr(signal, "signal", lambda number, handler: handlers.append(number))
+    arguments = [argument.format(taken=taken) for argument in arguments]
+    actual, out, err = run_main(_serve.main, "workers.py", *arguments)
+    assert (actual, out) == (code, ""), err
+    assert err.startswith("workers.py: ") and err.count("\n") == 1, err
+    assert text.format(taken=taken) in err
+    assert handlers == [signal.SIGTERM] * (code == 1)
 
 
 def reaches(host, port, seconds=0.5):
