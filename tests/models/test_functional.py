@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
+from short_resnet import build_short_resnet
 
 from tff_fedlabel import models
 from tff_fedlabel.models._group_norm import GroupNorm
@@ -72,7 +73,7 @@ def shared_layer_model():
 
 BUILDERS = {
     "cnn": lambda: models.build_cnn(SHAPE, CLASSES, width=4),
-    "resnet18": lambda: models.build_resnet(18, SHAPE, CLASSES, width=4),
+    "resnet": lambda: build_short_resnet(SHAPE, CLASSES, width=4),
     "keras group norm": lambda: dense_model(L.Conv2D(4, 3), L.GroupNormalization(2)),
     "subclassed": Subclassed,
     "attention": attention_model,

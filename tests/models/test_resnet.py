@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
+from short_resnet import build_short_resnet
 
 from tff_fedlabel import models
 from tff_fedlabel.models._group_norm import GroupNorm
@@ -140,19 +141,32 @@ def test_initial_weights_follow_he_and_differ_between_layers():
     assert not np.array_equal(same_shape[0], same_shape[1])
 
 
+def test_the_short_resnet_of_other_tests_has_every_kind_of_layer():
+    def layers(model):
+        kinds = ((type(layer), layer.get_config()) for layer in model.layers)
+        return {(kind, config.get("kernel_size"), config.get("strides")) for kind, config in kinds}
+
+    whole = models.build_resnet(18, (8, 8, 3), 4, width=4)
+    short = build_short_resnet((8, 8, 3), 4, width=4)
+    assert layers(short) == layers(whole)
+    assert len(short.layers) < len(whole.layers) / 2
+
+
 HASH = """
 import hashlib, sys
 from tff_fedlabel import models
-for name in ("cnn", "resnet18"):
-    model = models.build_keras(name, (8, 8, 1), 10, width=4, seed=int(sys.argv[1]))
+from tff_fedlabel.models import resnet
+resnet._ARCHITECTURES[18] = ((1, 1), False)
+for build in (models.build_cnn, models.MODELS["resnet18"]):
+    model = build((8, 8, 1), 10, width=4, seed=int(sys.argv[1]))
     print(hashlib.sha256(b"".join(w.tobytes() for w in model.get_weights())).hexdigest())
 """
 
 
 def test_a_seed_fixes_the_weights_to_the_bit_in_any_process():
-    def here(name, seed):
-        models.build_keras(name, (8, 8, 1), 10, width=4, seed=99)  # Earlier models change nothing.
-        weights = models.build_keras(name, (8, 8, 1), 10, width=4, seed=seed).get_weights()
+    def here(build, seed):
+        build((8, 8, 1), 10, width=4, seed=99)  # Earlier models change nothing.
+        weights = build((8, 8, 1), 10, width=4, seed=seed).get_weights()
         return hashlib.sha256(b"".join(w.tobytes() for w in weights)).hexdigest()
 
     # As a user's process starts; ours has chosen Keras 2 for its children, too.
@@ -164,9 +178,9 @@ def test_a_seed_fixes_the_weights_to_the_bit_in_any_process():
         check=True,
         env=environment,
     ).stdout.split()
-    assert there == [here("cnn", 7), here("resnet18", 7)]
-    assert here("resnet18", 8) != here("resnet18", 7)
-    assert here("cnn", 8) != here("cnn", 7)
+    for build, expected in zip((models.build_cnn, build_short_resnet), there, strict=True):
+        assert here(build, 7) == expected
+        assert here(build, 8) != expected
 
 
 @pytest.mark.parametrize(
