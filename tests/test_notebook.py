@@ -154,5 +154,6 @@ def test_an_interrupted_run_is_continued(kernel):
 def test_other_errors_are_one_line_too(kernel):
     wrong = "training.run(training.make_config('digits', num_clients=5000), 'other')"
     first, *rest = shown_errors(kernel.run(wrong))
-    assert first == "ConfigError: num_clients must be at most the number of images (1439), got 5000."
+    said = "num_clients must be at most the number of images (1439), got 5000."
+    assert first == f"ConfigError: {said}"
     assert len(rest) == 1
