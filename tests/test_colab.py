@@ -123,7 +123,8 @@ def test_both_run_here(tmp_path):
         check_paper(again)
     finally:
         kernel.stop()
-    assert len(list(tmp_path.glob("runs/digits-fedlabel-0.2-seed0/checkpoints/*"))) == 1
+    checkpoints = tmp_path / "runs" / "digits-fedlabel-0.2-seed0" / "checkpoints"
+    assert {path.name for path in checkpoints.iterdir()} == {"round_2", "best"}
 
 
 def check_quickstart(outputs):
