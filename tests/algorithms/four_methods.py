@@ -6,7 +6,7 @@ import dataclasses
 import tensorflow as tf
 
 from tff_fedlabel import algorithms
-from tff_fedlabel.algorithms import _local_training
+from tff_fedlabel.algorithms import local_training
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,8 +24,8 @@ class SmallConfig:
 
 def supervised(setup, client, **more):
     """FedAvg's client, and what else it gives."""
-    step = _local_training.labeled_step(setup, client)
-    local = _local_training.run(setup, client.hparams, step, client.weights, client.labeled)
+    step = local_training.labeled_step(setup, client)
+    local = local_training.run(setup, client.hparams, step, client.weights, client.labeled)
     delta = tuple(w - w0 for w, w0 in zip(local.weights, client.weights, strict=True))
     delta = more.pop("change", lambda d: d)(delta)
     more = {name: make(local) for name, make in more.items()}
@@ -86,9 +86,9 @@ WITH_MEMORY = algorithms.Method(
 
 def train_at_server(setup, server):
     """One step on all labelled images of the server."""
-    step = _local_training.labeled_step(setup, algorithms.Client(server.weights, server.non_trainable, None, None, server.round_num, server.hparams))  # fmt: skip  # noqa: E501
+    step = local_training.labeled_step(setup, algorithms.Client(server.weights, server.non_trainable, None, None, server.round_num, server.hparams))  # fmt: skip  # noqa: E501
     data = tf.data.Dataset.from_tensors(server.data)
-    return _local_training.run(setup, server.hparams, step, server.weights, data).weights
+    return local_training.run(setup, server.hparams, step, server.weights, data).weights
 
 
 LABELS_AT_SERVER = algorithms.Method(

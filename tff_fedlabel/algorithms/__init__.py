@@ -1,10 +1,12 @@
 """Every method as a builder of `tff.learning` processes, and the registry of their names.
 
 A method is one `Method` in one file, and one line here. For each there is a `build_<name>` and the
-class of its parameters in this module and in `tff_fedlabel`. Methods of users join by `register`.
+class of its parameters in this module and in `tff_fedlabel`. Methods of users join by `register`;
+`local_training` has the loop over a client's batches that all methods share.
 """
 
 from tff_fedlabel import _validation
+from tff_fedlabel.algorithms import _local_training as local_training
 from tff_fedlabel.algorithms import fedlabel, supervised
 from tff_fedlabel.algorithms._method import Client, ClientOutput, Clients, Method, Server, Setup
 
@@ -27,6 +29,7 @@ __all__ = [
     "Server",
     "METHODS",
     "Setup",
+    "local_training",
     "register",
     *(f"build_{name}" for name in METHODS),
     *(method.config_class.__name__ for method in METHODS.values()),

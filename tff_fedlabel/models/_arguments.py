@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tff_fedlabel import _validation
 
-MIN_SIDE, MAX_SIDE = 8, 64
+MIN_SIDE, MAX_SIDE = 8, 256
 
 
 def seeds(seed: int) -> Iterator[int]:
@@ -54,7 +54,7 @@ def checked_arguments(
     """Returns the arguments of a builder as Python's ints.
 
     Raises:
-      ValueError: Unless the shape has sides of 8 to 64 px and 1 or 3 channels, there are 2 classes
+      ValueError: Unless the shape has sides of 8 to 256 px and 1 or 3 channels, there are 2 classes
         or more, the width is 1 or more and the seed in [0, 2^31); a `TypeError` too if an argument
         is of the wrong type.
     """

@@ -16,7 +16,7 @@ def build_cnn(
     32 images of 28 x 28).
 
     Args:
-      input_shape: `(height, width, channels)` of one image, sides 8 to 64 px, 1 or 3 channels.
+      input_shape: `(height, width, channels)` of one image, sides 8 to 256 px, 1 or 3 channels.
       num_classes: Number of logits, 2 or more.
       width: Channels of the first convolution, 1 or more; the second has twice as many.
       seed: In [0, 2^31); fixes the initial weights to the bit.

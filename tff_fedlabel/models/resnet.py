@@ -38,7 +38,7 @@ def build_resnet(
 
     Args:
       depth: 18, 34 (basic blocks) or 50 (bottleneck blocks).
-      input_shape: `(height, width, channels)` of one image, sides 8 to 64 px, 1 or 3 channels.
+      input_shape: `(height, width, channels)` of one image, sides 8 to 256 px, 1 or 3 channels.
       num_classes: Number of logits, 2 or more.
       width: Channels of the first stage, 1 or more.
       seed: In [0, 2^31); fixes the initial weights to the bit.
