@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+import types
 
 import numpy as np
 import pandas as pd
@@ -91,6 +92,16 @@ def test_early_stopping_keeps_the_best(tmp_path, monkeypatch):
     assert training.run(config, tmp_path, resume=True) == json.loads(
         (tmp_path / "summary.json").read_text()
     )
+
+
+def test_an_accuracy_is_read_as_it_was_written(tmp_path):
+    from tff_fedlabel.training.run_directory import RunDirectory
+
+    written = 0.1 + 0.2 + np.arange(200) / 179  # Of long decimal expansions.
+    frame = pd.DataFrame({"round": range(200), "validation_accuracy": written})
+    frame.to_csv(tmp_path / "metrics.csv", index=False)
+    directory = types.SimpleNamespace(path=tmp_path)
+    assert [accuracy for _, accuracy in RunDirectory.evaluated(directory, 199)] == list(written)
 
 
 def test_patience_survives_a_stop(tmp_path, monkeypatch):

@@ -218,7 +218,8 @@ class RunDirectory:
         path = self.path / "metrics.csv"
         if not path.exists():
             return []
-        rows = pd.read_csv(path)
+        # Exactly what was written: an accuracy must not beat its own copy.
+        rows = pd.read_csv(path, float_precision="round_trip")
         rows = rows if done is None else rows[rows["round"] <= done]
         return list(zip(rows["round"], rows["validation_accuracy"].astype(float), strict=True))
 
