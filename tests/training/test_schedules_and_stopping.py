@@ -97,11 +97,13 @@ def test_early_stopping_keeps_the_best(tmp_path, monkeypatch):
 def test_an_accuracy_is_read_as_it_was_written(tmp_path):
     from tff_fedlabel.training.run_directory import RunDirectory
 
-    written = 0.1 + 0.2 + np.arange(200) / 179  # Of long decimal expansions.
-    frame = pd.DataFrame({"round": range(200), "validation_accuracy": written})
+    # Some of these are rounded by pandas' quicker way of reading, in some of its versions.
+    numbers = np.random.default_rng(0).integers(1, 180, 2000)
+    written = numbers / np.random.default_rng(1).integers(180, 900, 2000)
+    frame = pd.DataFrame({"round": range(2000), "validation_accuracy": written})
     frame.to_csv(tmp_path / "metrics.csv", index=False)
     directory = types.SimpleNamespace(path=tmp_path)
-    assert [accuracy for _, accuracy in RunDirectory.evaluated(directory, 199)] == list(written)
+    assert [accuracy for _, accuracy in RunDirectory.evaluated(directory, 1999)] == list(written)
 
 
 def test_patience_survives_a_stop(tmp_path, monkeypatch):
