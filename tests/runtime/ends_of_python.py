@@ -118,8 +118,6 @@ def main(report):
         child = os.fork()
         if child == 0:
             os.setsid()
-            # Ignored where the tests were started in a shell's background.
-            signal.signal(signal.SIGINT, signal.default_int_handler)
             os.dup2(writing, 1)
             os.dup2(writing, 2)
             os.close(reading)
