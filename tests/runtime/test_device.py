@@ -13,14 +13,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
+from linear_model import build_model, initial_weights, random_client, to_tff
 
 import tff_fedlabel
 from tff_fedlabel import algorithms, augmentation, models, runtime
 from tff_fedlabel.datasets import federated
 from tff_fedlabel.runtime import _private_tensorflow, _rounds, device
-
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), os.pardir, "algorithms"))
-from linear_model import build_model, initial_weights, random_client, to_tff
 
 SGD = tff.learning.optimizers.build_sgdm(0.1)
 SPEC = collections.OrderedDict(
