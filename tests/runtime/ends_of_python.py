@@ -45,17 +45,28 @@ def state_and_session(pid):
         return "gone", None
 
 
+def processor_seconds(pid):
+    with open(f"/proc/{pid}/stat") as file:
+        user, system = file.read().rsplit(")", 1)[1].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
 def observe(end, child, pipe, go):
     with os.fdopen(pipe, "rb", buffering=0) as output:
         first = output.readline().decode()
         assert first.startswith("worker "), first
-        session = state_and_session(int(first.split()[1]))[1]
+        worker = int(first.split()[1])
+        session = state_and_session(worker)[1]
         everyone = [int(name) for name in os.listdir("/proc") if name.isdigit()]
         left = [pid for pid in everyone if state_and_session(pid)[1] == session]
         assert len(left) == 3, end
+        before = processor_seconds(worker)
         os.write(go, b"counted")
         if end in SIGNALS:
-            time.sleep(0.5)
+            deadline = time.monotonic() + SECONDS
+            while processor_seconds(worker) < before + 0.2:  # It computes.
+                assert time.monotonic() < deadline, f"{end}: the worker computes nothing"
+                time.sleep(0.02)
             # A terminal's Ctrl-C goes to the whole group.
             (os.killpg if end == "SIGINT" else os.kill)(child, SIGNALS[end])
         rest = b""
