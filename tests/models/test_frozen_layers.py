@@ -6,27 +6,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
+from small_models import CLASSES, SHAPE, batch, classifier, sequential
 
 from tff_fedlabel import models
 
 L = tf.keras.layers
-SHAPE = (8, 8, 1)
-CLASSES = 5
 RATE = 0.2
-
-
-def sequential(*layers):
-    return tf.keras.Sequential([L.InputLayer(SHAPE), *layers])
-
-
-def classifier():
-    return [L.Flatten(), L.Dense(CLASSES)]
-
-
-def batch(n=6):
-    rng = np.random.default_rng(0)
-    x = rng.integers(0, 256, (n, *SHAPE)).astype(np.uint8)
-    return x, rng.integers(0, CLASSES, n).astype(np.int32)
 
 
 def drawn_weights(keras_model):
