@@ -302,9 +302,8 @@ class _Rounds:
         if self._memory is not None:
             summary["memory_bytes"] = self._memory.nbytes
         if self._experiment.method.server_training is not None:
-            summary["labeled_images_at_server"] = len(
-                self._experiment.clients.labeled_arrays()["y"]
-            )
+            labeled = self._experiment.clients.sizes()["labeled"]
+            summary["labeled_images_at_server"] = int(labeled.sum())
         directory.finish(summary)
         return summary
 
