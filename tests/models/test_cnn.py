@@ -59,7 +59,7 @@ def test_learns_real_digits():
     ("arguments", "word"),
     [
         (((28, 28, 4), 10), "channels"),
-        (((4, 28, 1), 10), "8 to 64"),
+        (((4, 28, 1), 10), "8 to 256"),
         (((28, 28, 1), 0), "num_classes"),
         (((28, 28, 1), 10, -1), "width"),
     ],

@@ -187,7 +187,7 @@ def test_a_seed_fixes_the_weights_to_the_bit_in_any_process():
     ("arguments", "word"),
     [
         ((20, (32, 32, 3), 10), "depth"),
-        ((18, (7, 32, 3), 10), "8 to 64"),
+        ((18, (7, 32, 3), 10), "8 to 256"),
         ((18, (32, 257, 3), 10), "8 to 256"),
         ((18, (32, 32, 2), 10), "channels"),
         ((18, (32, 32), 10), "input_shape"),

@@ -16,6 +16,7 @@ from small_run import SMALL
 from tff_fedlabel import training
 from tff_fedlabel.training import config as configuration
 from tff_fedlabel.training import evaluation, experiment, loop
+from tff_fedlabel.training.checkpoints import Checkpoints
 from tff_fedlabel.training.interrupt import Interrupt
 
 pytestmark = pytest.mark.usefixtures("build_once")
@@ -104,6 +105,27 @@ def test_an_accuracy_is_read_as_it_was_written(tmp_path):
     frame.to_csv(tmp_path / "metrics.csv", index=False)
     directory = types.SimpleNamespace(path=tmp_path)
     assert [accuracy for _, accuracy in RunDirectory.evaluated(directory, 1999)] == list(written)
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_the_best_round_is_kept_also_by_the_run_that_goes_on(tmp_path, monkeypatch, written):
+    accuracies(monkeypatch, 0.3, 0.6, 0.5, 0.4)
+    save, keep = Checkpoints.save_best, []
+
+    def crash(self, content, round_num):
+        if written:
+            save(self, content, round_num)
+        keep.append(round_num)
+        if round_num == 2:
+            raise OSError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "save_best", crash)
+        with pytest.raises(OSError, match="disk is full"):
+            training.run(config_of(eval_every=1), tmp_path)
+    assert keep == [1, 2]
+    assert training.run(config_of(eval_every=1), tmp_path, resume=True)["best_round"] == 2
+    assert [path.name for path in (tmp_path / "checkpoints" / "best").iterdir()] == ["round_2"]
 
 
 def test_patience_survives_a_stop(tmp_path, monkeypatch):

@@ -177,6 +177,8 @@ class _Rounds:
         if unfinished is not None:
             self._finish_round(unfinished)
         best = _Best(directory.evaluated(self._done))
+        if best.round_num == self._done > 0:  # Perhaps stopped before it was kept.
+            self._checkpoints.save_best(self._content(), self._done)
         while self._done < config.rounds and not best.is_over(config.early_stopping_patience):
             metrics = self._finish_round(self._compute_round())
             if best.add(self._done, metrics["validation_accuracy"]):
