@@ -8,6 +8,7 @@ round        a FedLabel round against TFF's C++ worker
 overhead     milliseconds per client with a linear model, by clients a round
 memory       peak memory by clients a round, and over many rounds
 shares       augmentation, labelling and skipping as parts of a FedLabel round
+cores        a FedLabel round on one, two and all cores against independent processes
 pfl          the CIFAR-10 benchmark of pfl-research, on one core and on two
 stacks       this installation against another, --other_python: rounds, peak memory
 
@@ -28,7 +29,7 @@ from tff_fedlabel import command_line
 
 FLAGS = flags.FLAGS
 
-_NAMES = ("client_work", "round", "overhead", "memory", "shares", "pfl")
+_NAMES = ("client_work", "round", "overhead", "memory", "shares", "cores", "pfl")
 _OTHERS = ("stacks",)  # not among "all": it needs a second installation
 _PFL_CORES = (1, 2)
 _DEFAULT_OUTPUT = pathlib.Path(__file__).parent / "results" / "benchmark.csv"
@@ -44,7 +45,7 @@ def define_flags() -> None:
     flags.DEFINE_string("data_dir", None, "where CIFAR-10 lies, for pfl; default: random images")
     flags.DEFINE_string("other_python", None, "stacks: the Python of the other installation")
     flags.DEFINE_string("output", None, "CSV file; default: experiments/results/benchmark.csv")
-    flags.DEFINE_string("probe", None, "used by the memory and stacks benchmarks themselves")
+    flags.DEFINE_string("probe", None, "used by the memory, cores and stacks benchmarks")
     flags.DEFINE_bool("verbose", False, "show TensorFlow's log and the traceback of a failure")
 
 
@@ -99,7 +100,7 @@ def _probe() -> int:
 
     name, clients, rounds = FLAGS.probe.split(",")
     if name == "stacks":
-        stacks.probe(quick=FLAGS.quick)
+        stacks.probe(FLAGS.quick, share_cores=bool(int(clients)))
     else:
         memory.probe(name, int(clients), int(rounds))
     return 0
@@ -111,7 +112,7 @@ def _measure(output: str | os.PathLike | None) -> int:
     with command_line.wrong_values_are_usage():
         _validation.check_name("runtime", FLAGS.runtime, runtime.RUNTIMES)
 
-    from benchmarks import harness, memory, pfl, rounds, setup, stacks
+    from benchmarks import cores, harness, memory, pfl, rounds, setup, stacks
 
     table = harness.Table(FLAGS.benchmark, _command(), output, harness.hardware())
     options = setup.Options(FLAGS.runtime, FLAGS.repeats, FLAGS.quick, FLAGS.data_dir)
@@ -121,6 +122,7 @@ def _measure(output: str | os.PathLike | None) -> int:
         "overhead": rounds.overhead,
         "memory": lambda table, options: memory.memory(table, __file__, options, FLAGS.rounds),
         "shares": rounds.shares,
+        "cores": lambda table, options: cores.cores(table, __file__, options),
         "pfl": pfl.pfl,
         "stacks": lambda table, options: stacks.stacks(
             table, __file__, options, FLAGS.other_python

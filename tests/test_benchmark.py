@@ -1,9 +1,12 @@
 """The table of the benchmark script, and its command line."""
 
+import contextlib
 import csv
+import os
 import pathlib
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -90,3 +93,27 @@ def test_wrong_usage_is_one_line(flags, words):
     assert len(result.stderr.splitlines()) == 1, result.stderr
     for word in words:
         assert word in result.stderr
+
+
+def test_cores_are_compared_with_the_share_of_independent_processes(harness, tmp_path, monkeypatch):
+    """A round lasts .1 s alone: two processes on two cores have one to show every .05 s."""
+    from benchmarks import cores, setup, stacks
+
+    started = []
+
+    @contextlib.contextmanager
+    def process(python, script, quick, some, share_cores=False):
+        started.append((tuple(some), share_cores))
+        yield lambda request: time.sleep(0.06 if len(some) == 2 else 0.1)
+
+    monkeypatch.setattr(stacks, "process", process)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {4, 7})
+    path = tmp_path / "figures.csv"
+    table = harness.Table("cores", "python benchmark.py", path, HARDWARE)
+    cores.cores(table, "benchmark.py", setup.Options("device", 3, True, None))
+    assert started == [((4,), True), ((4,), False), ((4, 7), True), ((4,), False), ((7,), False)]
+    one, two = read(path)
+    assert one["size"].endswith(", 1 core") and two["size"].endswith(", 2 cores")
+    assert float(one["ratio"]) == pytest.approx(1, abs=0.2)
+    assert float(two["ratio"]) == pytest.approx(1.2, abs=0.2)
+    assert float(two["median_b"]) == pytest.approx(0.05, abs=0.01)

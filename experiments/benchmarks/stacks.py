@@ -6,15 +6,27 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from benchmarks.harness import Table, in_turn, peak_mb
 
 _BATCH = 32
 
 
-def probe(quick: bool) -> None:
+def round_size(quick: bool) -> tuple[int, int]:
+    """Clients, and labelled as well as unlabelled steps of each."""
+    return (3, 2) if quick else (10, 10)
+
+
+def size_text(quick: bool) -> str:
+    clients, steps = round_size(quick)
+    return f"CNN, {clients} clients, {steps}+{steps} steps of {_BATCH}"
+
+
+def probe(quick: bool, share_cores: bool = False) -> None:
     """Answers requests on standard input, each a line, with a line on the real standard output.
+
+    With `share_cores`, each operation has as many threads as in a run of the trainer.
 
     "versions": a JSON object. "round" and "bare": "done" when a FedLabel round in the device
     runtime, or the same operations in one bare `tf.function`, have been computed. "peak": MB.
@@ -27,17 +39,20 @@ def probe(quick: bool) -> None:
     import tff_fedlabel
     from benchmarks import bare, rounds, setup
     from benchmarks.harness import runners
+    from tff_fedlabel.runtime import device
 
-    clients, steps = (3, 2) if quick else (10, 10)
+    clients, steps = round_size(quick)
+    if share_cores:
+        device.share_cores(clients)
     images = steps * _BATCH
     data = setup.round_data(setup.clients(clients, images, images), range(clients), _BATCH)
     model, optimizer = setup.cnn(), tff.learning.optimizers.build_sgdm(0.01)
     arguments = (model, optimizer, rounds.every_image_kept())
     client_update = bare.client_update_of("fedlabel", *arguments)
     bare_round = bare.build_round(model, optimizer, client_update)
-    with runners("device") as (device,):
+    with runners("device") as (runner,):
         requests = {
-            "round": device.round(tff_fedlabel.build_fedlabel(*arguments), data),
+            "round": runner.round(tff_fedlabel.build_fedlabel(*arguments), data),
             "bare": functools.partial(bare_round, data),
         }
         versions = {
@@ -57,10 +72,31 @@ def probe(quick: bool) -> None:
 
 
 @contextlib.contextmanager
-def _installation(python: str, script: str, quick: bool) -> Iterator[Callable[[str], str]]:
-    """Starts `probe` in another process; yields a function that sends a request."""
-    command = [python, script, "--probe=stacks,0,0", *(["--quick"] if quick else [])]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+def process(
+    python: str,
+    script: str,
+    quick: bool,
+    cores: Sequence[int] | None = None,
+    share_cores: bool = False,
+) -> Iterator[Callable[[str], str]]:
+    """Starts `probe` in another process; yields a function that sends a request.
+
+    Args:
+      python: The Python that runs it.
+      script: The script that calls `probe` on `--probe`.
+      quick: For `probe`.
+      cores: The cores of the process, by number; by default all of this process.
+      share_cores: For `probe`.
+    """
+    command = [python, script, f"--probe=stacks,{int(share_cores)},0"]
+    process = subprocess.Popen(
+        command + (["--quick"] if quick else []),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        # TensorFlow makes threads for the cores that it sees when it is imported.
+        preexec_fn=None if cores is None else functools.partial(os.sched_setaffinity, 0, cores),
+    )
 
     def request(text: str) -> str:
         with contextlib.suppress(BrokenPipeError):
@@ -86,11 +122,10 @@ def stacks(table: Table, script: str, options, other_python: str) -> None:
       options: The `setup.Options`.
       other_python: The Python of an environment in which the package is installed.
     """
-    clients, steps = (3, 2) if options.quick else (10, 10)
-    size = f"CNN, {clients} clients, {steps}+{steps} steps of {_BATCH}"
+    size = size_text(options.quick)
     with (
-        _installation(sys.executable, script, options.quick) as this,
-        _installation(other_python, script, options.quick) as other,
+        process(sys.executable, script, options.quick) as this,
+        process(other_python, script, options.quick) as other,
     ):
         labels = []
         for request in (this, other):

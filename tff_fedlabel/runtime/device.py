@@ -39,7 +39,7 @@ from tff_fedlabel.runtime._private_tensorflow import Call
 from tff_fedlabel.runtime._rounds import ClientError, Rounds
 from tff_fedlabel.runtime._runtime_errors import ComputationError, DeviceError, readable
 
-__all__ = ["DeviceRuntime", "Options", "find_gpus", "placement_report", "start"]
+__all__ = ["DeviceRuntime", "Options", "find_gpus", "placement_report", "share_cores", "start"]
 
 _CALLS = 32  # computations at once; further ones wait
 
@@ -77,12 +77,8 @@ def start(**options) -> Iterator[DeviceRuntime]:
     What a computation returns are NumPy values. Arrays among them cannot be written to; where one
     of them is passed on to the next computation as it is, nothing is converted or copied.
 
-    Clients in flight share TensorFlow's threads, and TensorFlow divides each operation among them:
-    on two cores a FedLabel round of a small CNN then takes 1.65 s of the processors, of which only
-    1.2 s are work. With `TF_NUM_INTRAOP_THREADS=1` in the environment before TensorFlow starts it
-    takes 1.2 s. That holds for the whole process, so that what is computed for one client, or
-    outside of clients, gets one core; hence it is left to you. `experiments/benchmark_cores.py`
-    measures it.
+    TensorFlow divides each operation among all cores, also while other clients keep them busy;
+    `share_cores`, called first, saves what that costs.
 
     Args:
       **options: See `Options`.
@@ -107,6 +103,30 @@ def start(**options) -> Iterator[DeviceRuntime]:
         yield runtime
     finally:
         runtime.close()
+
+
+def share_cores(clients: int) -> None:
+    """Limits the threads of one TensorFlow operation to a client's share of the cores.
+
+    Dividing an operation costs time, and gains none where other clients keep the cores busy: on
+    two cores a FedLabel round of a small CNN takes a fifth less with one thread per operation
+    (`experiments/benchmark.py --benchmark cores`). The limit is for the whole process, also for
+    what is computed outside of clients; hence `start` leaves it to the program.
+
+    It does nothing where TensorFlow has run its first operation, whose threads cannot be changed
+    any more; where the environment has TF_NUM_INTRAOP_THREADS; and on a machine with a GPU.
+
+    Args:
+      clients: Clients that are computed at once, if there are cores for them.
+    """
+    if "TF_NUM_INTRAOP_THREADS" in os.environ or find_gpus():
+        return
+    with contextlib.suppress(RuntimeError):
+        tf.config.threading.set_intra_op_parallelism_threads(max(1, _cores() // clients))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
 
 
 def find_gpus(required: bool = False) -> list[tf.config.PhysicalDevice]:
@@ -143,7 +163,7 @@ class DeviceRuntime:
         self._on_gpu = devices[0].device_type == "GPU"
         self._measures = self._on_gpu
         self._require_gpu = require_gpu
-        default = 2 * len(devices) if self._on_gpu else len(os.sched_getaffinity(0))
+        default = 2 * len(devices) if self._on_gpu else _cores()
         in_flight = max_concurrent_clients or max(default, len(devices))
         self._rounds = Rounds(
             tuple(device.name for device in devices), in_flight, self._measurement

@@ -1,6 +1,9 @@
 """Accuracy and loss on validation and test images."""
 
+import concurrent.futures
+import itertools
 import math
+import os
 from typing import Any
 
 import tensorflow as tf
@@ -26,11 +29,19 @@ def evaluate(
       Accuracy in [0, 1] and loss in nats, NaN without examples.
     """
     model_weights = (tuple(weights.trainable), tuple(weights.non_trainable))
+
+    def of_batch(batch):
+        return len(batch["y"]), *_evaluate_batch(model, model_weights, batch["x"], batch["y"])
+
     correct = loss = count = 0.0
-    for batch in federated.evaluation_dataset(examples, _BATCH):
-        batch_correct, batch_loss = _evaluate_batch(model, model_weights, batch["x"], batch["y"])
-        size = len(batch["y"])
-        correct, loss, count = correct + batch_correct, loss + batch_loss * size, count + size
+    batches = iter(federated.evaluation_dataset(examples, _BATCH))
+    cores = len(os.sched_getaffinity(0))
+    # Several at once, as an operation may be limited to one core: `runtime.device.share_cores`.
+    with concurrent.futures.ThreadPoolExecutor(cores) as pool:
+        while some := list(itertools.islice(batches, cores)):
+            for size, batch_correct, batch_loss in pool.map(of_batch, some):
+                correct, loss = correct + batch_correct, loss + batch_loss * size
+                count += size
     return (float(correct) / count, float(loss) / count) if count else (math.nan, math.nan)
 
 

@@ -116,6 +116,9 @@ def run(
             # Before the data: a GPU that is not there should not cost a download, and how
             # TensorFlow uses a GPU can be said only until its first operation.
             try:
+                if runtime == "device":
+                    at_once = options.get("max_concurrent_clients") or config.clients_per_round
+                    runtimes.device.share_cores(min(at_once, config.clients_per_round))
                 stack.enter_context(prepared)
             except Exception:
                 directory.discard_if_new()
