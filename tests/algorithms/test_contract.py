@@ -253,9 +253,9 @@ def test_what_does_not_go_with_a_method_is_named():
     wrong = {"x": np.zeros((3, 5), np.float32), "y": np.zeros(3, np.int32)}
     with pytest.raises(ValueError, match=r"x is float32 \[3, 5\]"):
         method(build_model(initial_weights()), sgd(0.1), server_data=wrong)
-    with pytest.raises(ValueError, match="small_aggregation has an aggregation of its own"):
+    with pytest.raises(ValueError, match="small_aggregation has its own aggregation"):
         build(four_methods.OWN_AGGREGATION, model_aggregator=tff.learning.robust_aggregator())
-    with pytest.raises(ValueError, match="there is a method fedavg already"):
+    with pytest.raises(ValueError, match="a method named fedavg already exists"):
         algorithms.register(algorithms.Method("fedavg", four_methods.SmallConfig, lambda s, c: c))
     with pytest.raises(ValueError, match="server_state but no server_update"):
         algorithms.Method("a", four_methods.SmallConfig, lambda s, c: c, server_state=lambda s: 0)

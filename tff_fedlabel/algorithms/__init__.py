@@ -1,7 +1,7 @@
-"""Every method as a builder of `tff.learning` processes, and the registry of their names.
+"""The builders of `tff.learning` processes, one per method, and the registry of methods.
 
-A method is one `Method` in one file, and one line here. For each there is a `build_<name>` and the
-class of its parameters in this module and in `tff_fedlabel`. Methods of users join by `register`;
+A method is one `Method` in one file, plus one line here. This module and `tff_fedlabel` export its
+`build_<name>` and the class of its parameters. Users add their own methods with `register`;
 `local_training` has the loop over a client's batches that all methods share.
 """
 
@@ -10,7 +10,7 @@ from tff_fedlabel.algorithms import _local_training as local_training
 from tff_fedlabel.algorithms import fedlabel, supervised
 from tff_fedlabel.algorithms._method import Client, ClientOutput, Clients, Method, Server, Setup
 
-# Name -> method. `ALGORITHMS` is made of it: name -> the function `build_<name>`.
+# Name -> method. `ALGORITHMS` is derived from it: name -> the function `build_<name>`.
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
@@ -37,14 +37,14 @@ __all__ = [
 
 
 def register(method: Method) -> Method:
-    """Adds a method to `METHODS`, and thereby to the command line and the trainer.
+    """Adds a method to `METHODS`, which also adds it to the command line and the trainer.
 
     Raises:
       ValueError: Another method has that name.
     """
     _validation.check_type("method", method, Method, "a tff_fedlabel.algorithms.Method")
     if METHODS.get(method.name, method) is not method:
-        raise ValueError(f"there is a method {method.name} already; choose another name.")
+        raise ValueError(f"a method named {method.name} already exists; choose another name.")
     METHODS[method.name] = method
     return method
 
@@ -61,7 +61,7 @@ def __getattr__(name: str):
 
 
 def _builder_of(method: Method):
-    # Late, since it imports TensorFlow Federated.
+    # Imported late because it imports TensorFlow Federated.
     from tff_fedlabel.algorithms import _builder
 
     return _builder.of(method)
@@ -72,11 +72,11 @@ def __dir__() -> list[str]:
 
 
 def initial_memory(method: Method, model, client_optimizer, config=None):
-    """What a client that has not taken part yet remembers; None for a method without memory.
+    """The memory of a client that has not taken part yet; None for a method without memory.
 
     Args:
       method: The method.
-      model, client_optimizer, config: As its builder takes them.
+      model, client_optimizer, config: As passed to its builder.
 
     Returns:
       A structure of NumPy arrays.

@@ -1,4 +1,4 @@
-"""The function `build_<name>` of each method: its signature, and what it documents and checks."""
+"""The function `build_<name>` of each method: its signature, docstring and argument checks."""
 
 import functools
 import inspect
@@ -31,16 +31,16 @@ def of(method: _method.Method) -> Callable[..., tff.learning.templates.LearningP
         server_data: Any = None,
     ) -> tff.learning.templates.LearningProcess:
         setup = _method.Setup(model, client_optimizer, config, loop_implementation, diagnose)
-        tail = {
+        options = {
             "server_optimizer": server_optimizer,
             "client_weighting": client_weighting,
             "model_distributor": model_distributor,
             "model_aggregator": model_aggregator,
             "metrics_aggregator": metrics_aggregator,
         }
-        _builder_arguments.check(method, setup, tail)
+        _builder_arguments.check(method, setup, options)
         data = _builder_arguments.check_server_data(method, setup, server_data)
-        return _process.build_learning_process(method, setup, data, **tail)
+        return _process.build_learning_process(method, setup, data, **options)
 
     build.__name__ = build.__qualname__ = f"build_{method.name}"
     build.__module__ = "tff_fedlabel.algorithms"
@@ -57,48 +57,48 @@ _DOCSTRING = """Builds the method `{name}` as a learning process.
 
     {about}
 
-    With model weights W, model inputs x and labels y as `model.input_spec` has them, the type of
-    `next` is
+    With model weights W, model inputs x and labels y as in `model.input_spec`, the type of `next`
+    is
 
     `(<state@SERVER, {{<labeled=<x=,y=>*, unlabeled=<x=>*>}}@CLIENTS> -> <state=, metrics=>@SERVER)`
 
-    (`unlabeled=<x=,y=>*` with `diagnose`; a method with memory of clients also has
+    (`unlabeled=<x=,y=>*` with `diagnose`; a method with client memory also has
     `memory=<client=int32, value=>*`, one element, and `helpers=<value>*`). Both parts are batched;
-    the number of batches is the number of local steps. A client's update counts with its r_k
-    (`ClientWeighting.NUM_EXAMPLES`) or, with `UNIFORM`, with 1 if its r_k is not 0. An update that
-    holds a NaN or an infinity, or is so large that a sum of a million of its size overflows, is
-    set to zero, its r_k with it, and `rejected_clients` counts it. Where the r_k of a cohort sum
-    to 0, the global weights, the server optimizer and the aggregator stay as they were (and the
-    finalizer's `update_non_finite` reads 1).
+    the number of batches is the number of local steps. A client's update is weighted by its r_k
+    (`ClientWeighting.NUM_EXAMPLES`) or, with `UNIFORM`, by 1 if its r_k is not 0. An update that
+    contains a NaN or an infinity, or is so large that a sum of a million of its size overflows, is
+    set to zero together with its r_k, and counted in `rejected_clients`. If the r_k of a cohort
+    sum to 0, the global weights, the server optimizer and the aggregator do not change (and the
+    finalizer's `update_non_finite` is 1).
 
     Args:
       model: A functional model whose output is logits `[batch, num_classes]` and whose
         `input_spec` gives x and y. The labelled loss is `model.loss`; pseudo-labels use per-image
         softmax cross-entropy.
-      client_optimizer: The optimizer of the local steps, each phase from fresh state (eta).
+      client_optimizer: The optimizer of the local steps (eta); each phase starts from fresh state.
       config: The method's parameters, a `{config}`.
       server_optimizer: Applies the aggregated update; SGD with learning rate 1 by default.
       client_weighting: `NUM_EXAMPLES` is r_k; `UNIFORM` gives every client that contributed the
         same weight.
       model_distributor: As in `tff.learning.algorithms.build_weighted_fed_avg`.
       model_aggregator: Any weighted factory of `tff.aggregators`; by default the weighted mean. An
-        unweighted one made weighted by `tff.aggregators.as_weighted_aggregator` ignores weights,
-        so clients that count for nothing still count in its denominator. Refused where the method
-        has an aggregation of its own.
+        unweighted one wrapped by `tff.aggregators.as_weighted_aggregator` ignores weights, so
+        clients of weight 0 still count in its denominator. Not allowed if the method has its own
+        aggregation.
       metrics_aggregator: As in TFF; `tff.learning.metrics.sum_then_finalize` by default.
-      loop_implementation: `DATASET_ITERATOR` was the faster one on CPUs.
+      loop_implementation: `DATASET_ITERATOR` was faster on CPUs.
       diagnose: For simulations: unlabelled elements are `OrderedDict(x=, y=)` and methods that
-        label add `pseudo_label_accuracy`. The y cannot change the update.
+        assign labels add `pseudo_label_accuracy`. The y cannot change the update.
       server_data: Labelled images at the server, a mapping with arrays x `[n, ...]` and y `[n]`,
-        for methods that train there; the others refuse it. They become part of the process.
+        for methods that train there; others reject it. The images become part of the process.
 
     Returns:
       A `tff.learning.templates.LearningProcess`. `metrics["client_work"]["train"]` holds the
-      model's own metrics on the labelled batches, the method's, `images_used` (sum of r_k) and
-      `rejected_clients`, float32 each; `metrics["client_work"]["memory"]`, for a method with
-      memory, the clients' memories stacked.
+      model's own metrics on the labelled batches, the method's metrics, `images_used` (sum of
+      r_k) and `rejected_clients`, float32 each; `metrics["client_work"]["memory"]`, for a method
+      with memory, holds the stacked memories of the clients.
 
     Raises:
-      ValueError: An argument is of the wrong kind (a `TypeError` too), or does not go with the
-        model or the method.
+      ValueError: An argument has the wrong type (a `TypeError` too), or does not fit the model or
+        the method.
     """

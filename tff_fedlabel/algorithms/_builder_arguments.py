@@ -1,4 +1,4 @@
-"""Checks of what a method's builder is given, before anything is traced."""
+"""Checks the arguments of a method's builder before anything is traced."""
 
 import collections
 import dataclasses
@@ -11,17 +11,17 @@ from tff_fedlabel import _validation
 from tff_fedlabel.algorithms import _method
 
 
-def check(method: _method.Method, setup: _method.Setup, tail: dict) -> None:
+def check(method: _method.Method, setup: _method.Setup, options: dict) -> None:
     """Checks the arguments of a builder.
 
     Args:
       method: The method.
       setup: Model, optimizer and configuration as given.
-      tail: The other keyword arguments, by name.
+      options: The other keyword arguments, by name.
 
     Raises:
-      ValueError: One of them is of the wrong kind (`WrongTypeError`) or does not go with the
-        model or the method; the message names it.
+      ValueError: An argument has the wrong type (`WrongTypeError`) or does not fit the model or
+        the method; the message names it.
     """
     check_type = _validation.check_type
     check_type(
@@ -35,16 +35,16 @@ def check(method: _method.Method, setup: _method.Setup, tail: dict) -> None:
         "a tff.learning.optimizers.Optimizer (for example tff.learning.optimizers.build_sgdm(0.1))"
     )
     check_type("client_optimizer", setup.optimizer, tff.learning.optimizers.Optimizer, optimizer)
-    if tail["server_optimizer"] is not None:
+    if options["server_optimizer"] is not None:
         check_type(
             "server_optimizer",
-            tail["server_optimizer"],
+            options["server_optimizer"],
             tff.learning.optimizers.Optimizer,
             optimizer,
         )
     check_type(
         "client_weighting",
-        tail["client_weighting"],
+        options["client_weighting"],
         tff.learning.ClientWeighting,
         "a tff.learning.ClientWeighting",
     )
@@ -61,7 +61,7 @@ def check(method: _method.Method, setup: _method.Setup, tail: dict) -> None:
         f"a {method.config_class.__name__}",
     )
     _validation.check_flag("diagnose", setup.diagnose)
-    _check_aggregator(method, tail["model_aggregator"])
+    _check_aggregator(method, options["model_aggregator"])
     _check_augmentations(setup)
 
 
@@ -70,14 +70,14 @@ def _check_aggregator(method, aggregator) -> None:
         return
     if method.aggregate is not None:
         raise ValueError(
-            f"model_aggregator must be left out: {method.name} has an aggregation of its own."
+            f"model_aggregator must be left out: {method.name} has its own aggregation."
         )
     _validation.check_type(
         "model_aggregator",
         aggregator,
         tff.aggregators.WeightedAggregationFactory,
         "a tff.aggregators.WeightedAggregationFactory (tff.aggregators.as_weighted_aggregator "
-        "turns an unweighted factory into one, which then weighs all clients alike)",
+        "turns an unweighted factory into one that weights all clients equally)",
     )
 
 
@@ -90,7 +90,7 @@ def input_specs(model: tff.learning.models.FunctionalModel) -> tuple[tf.TensorSp
 
 
 def _check_augmentations(setup) -> None:
-    """Raises `ValueError` if an augmentation of the configuration cannot work on the inputs."""
+    """Raises `ValueError` if an augmentation of the configuration does not fit the inputs."""
     x_spec, _ = input_specs(setup.model)
     for field in dataclasses.fields(setup.config):
         augment = getattr(setup.config, field.name)
@@ -112,7 +112,7 @@ def _check_augmentations(setup) -> None:
                 augment.check_images(x_spec.shape, x_spec.dtype)
             except ValueError as error:
                 raise ValueError(
-                    f"{field.name}: {str(error).rstrip('.')}. {hint}, or to a function of yours, "
+                    f"{field.name}: {str(error).rstrip('.')}. {hint}, or to your own function, "
                     "for other inputs."
                 ) from None
 
@@ -121,12 +121,12 @@ def check_server_data(method: _method.Method, setup: _method.Setup, data):
     """Returns the labelled images at the server as `OrderedDict(x=, y=)` of arrays, or None.
 
     Raises:
-      ValueError: The method needs such data and has none, or the other way round, or it does not
+      ValueError: The data is missing but the method needs it, or given but not used, or does not
         fit the model's inputs.
     """
     if method.server_training is None:
         if data is not None:
-            raise ValueError(f"server_data must be left out: {method.name} uses no such data.")
+            raise ValueError(f"server_data must be left out: {method.name} does not use it.")
         return None
     form = "server_data must be a mapping with the arrays x [n, ...] and y [n]"
     if data is None:
@@ -146,6 +146,6 @@ def check_server_data(method: _method.Method, setup: _method.Setup, data):
         arrays[name] = array.astype(spec.dtype.as_numpy_dtype)
     if len(arrays["x"]) != len(arrays["y"]) or not len(arrays["x"]):
         raise ValueError(
-            f"{form} of one length, not 0; got {len(arrays['x'])} and {len(arrays['y'])}."
+            f"{form} of equal length n >= 1; got {len(arrays['x'])} and {len(arrays['y'])}."
         )
     return arrays

@@ -1,16 +1,16 @@
-"""What protects a round: updates that are not finite, and cohorts without weight."""
+"""Protects a round from updates that are not finite and from cohorts without weight."""
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
-# So many clients' weighted updates can be added without overflow, each as large as is allowed.
+# This many weighted client updates, each of the largest allowed size, add up without overflow.
 _MOST_CLIENTS = 2.0**20
 
 
 def is_finite(delta, num_examples) -> tf.Tensor:
-    """Whether an update is finite, also when weighted and summed over a cohort; bool [].
+    """Whether an update is finite, and stays so when weighted and summed over a cohort; bool [].
 
-    What overflows there would spoil the others' share of the sum.
+    An overflow there would spoil the other clients' contributions to the sum.
     """
 
     def by_element():
@@ -21,8 +21,8 @@ def is_finite(delta, num_examples) -> tf.Tensor:
             finite &= tf.reduce_all(weighted <= tf.constant(_largest(d.dtype), d.dtype))
         return finite
 
-    # One pass without a copy nearly always gives the answer: no element is larger than the square
-    # root of a finite sum of squares, and the product with a small number of images is bounded.
+    # One pass without a copy is nearly always enough: no element is larger than the square root of
+    # a finite sum of squares, so its product with a small number of images is bounded.
     bounded = tf.math.is_finite(num_examples)
     for d in delta:
         root = float(d.dtype.max) ** 0.5
@@ -33,9 +33,9 @@ def is_finite(delta, num_examples) -> tf.Tensor:
 
 
 def _largest(dtype: tf.DType) -> float:
-    """How large an element of a weighted update may be."""
+    """The largest allowed element of a weighted update."""
     largest = float(dtype.max)
-    # The range of float16 is too small to leave room in it.
+    # float16's range is too small to leave headroom.
     return largest / _MOST_CLIENTS if largest > 1e30 else largest
 
 
@@ -51,9 +51,9 @@ def all_finite(structure) -> tf.Tensor:
 class EmptyCohortGuard(tff.aggregators.WeightedAggregationFactory):
     """Makes any weighted factory safe for a cohort whose weights sum to 0.
 
-    Then the result is NaN, which the finalizer turns into "keep everything", and the inner
-    aggregator keeps its state. The sum of the weights reaches the server in the clear, also under
-    a secure aggregator.
+    For such a cohort the result is NaN, on which the finalizer keeps the weights and its optimizer
+    state, and the inner aggregator keeps its state. The server sees the sum of the weights in the
+    clear, even with a secure aggregator.
 
     Args:
       inner: The factory.
@@ -98,7 +98,7 @@ class EmptyCohortGuard(tff.aggregators.WeightedAggregationFactory):
 def keep_if_empty(state_type: tff.Type) -> tff.Computation | None:
     """`(<total=float32, new=state, old=state> -> state)`: the old one where the total is 0.
 
-    None where the state holds no tensor.
+    None if the state contains no tensor.
     """
     if not tff.types.count(state_type, lambda t: isinstance(t, tff.TensorType)):
         return None

@@ -1,7 +1,7 @@
 """The local loop that every method runs on a client, and the steps that methods share.
 
 A step is a function `(weights, batch, step_num) -> Step`; `run` takes one optimizer step for each
-batch of a dataset and adds up what the steps count.
+batch of a dataset and sums the steps' counts and metrics.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ class Step(NamedTuple):
     """What a method computes from one batch.
 
     Attributes:
-      gradients: What the optimizer is given, a tuple like the weights.
-      num_examples: float32 [], the images of the batch that took part.
+      gradients: The gradients for the optimizer, a tuple like the weights.
+      num_examples: float32 [], the number of images of the batch that took part.
       metrics: `OrderedDict` name -> `(total,)` or `(numerator, denominator)`, float32 scalars.
-      logits: On labelled batches what the model's own metrics are computed from, with the
-        batch's loss; else None.
-      loss: See `logits`.
+      logits: On labelled batches, the logits; with `loss` they give the model's own metrics. Else
+        None.
+      loss: On labelled batches, the batch's loss; else None.
     """
 
     gradients: Any
@@ -39,8 +39,8 @@ class Trained(NamedTuple):
 
     Attributes:
       weights: The trainable weights after the last step, a tuple.
-      num_examples: float32 [], the sum of the steps'.
-      metrics: The sums of the steps' metrics, in their structure.
+      num_examples: float32 [], summed over the steps.
+      metrics: The steps' metrics summed, in the same structure.
       model_metrics: The unfinalized metrics of the model over the labelled batches.
     """
 
@@ -67,11 +67,11 @@ def run(
       dataset: Batches; their number is the number of local steps (tau or tau').
 
     Returns:
-      What came of it; without a batch, the weights as given and zeros.
+      The trained weights and the sums; without a batch, the weights as given and zeros.
     """
     model, optimizer = setup.model, setup.optimizer
     specs = tuple(tf.TensorSpec(w.shape, w.dtype) for w in weights)
-    # A function of its own says which metrics there are before the loop begins.
+    # Traced separately to know the structure of the metrics before the loop begins.
     traced = tf.function(step).get_concrete_function(
         specs, dataset.element_spec, tf.TensorSpec([], tf.int32)
     )
@@ -111,11 +111,11 @@ def run(
 
 
 def _reading_options() -> tf.data.Options:
-    """Options for a client's few batches: the thread that works on them reads them.
+    """Options with which a client's few batches are read in the thread that trains on them.
 
-    TensorFlow's default is a pipeline that is rewritten and tuned while it runs. For a client that
-    costs more than it brings, and rounds can stall in it: to end an iterator waits for the thread
-    that tunes it, which sleeps for many seconds at a time.
+    By default TensorFlow rewrites a pipeline and autotunes it while it runs. For a client that
+    costs more than it gains, and rounds can stall: destroying an iterator waits for the autotuning
+    thread, which sleeps for many seconds at a time.
     """
     options = tf.data.Options()
     options.autotune.enabled = False
@@ -137,7 +137,7 @@ def labeled_step(
 
 
 def _labeled_step(setup, client, proximal_strength, weights, batch, step_num):
-    del step_num  # Nothing is drawn.
+    del step_num  # No randomness.
 
     def loss_and_logits(weights):
         logits = setup.model.predict_on_batch(
@@ -161,9 +161,9 @@ def _batch_size(logits):
 
 
 def differentiate(loss_fn: Callable[[Any], Any], weights: Any) -> tuple[Any, Any]:
-    """`loss_fn(weights)` and the gradients of it, or of its first member, towards the weights.
+    """`loss_fn(weights)`, and the gradients of it or of its first element w.r.t. the weights.
 
-    The gradients are dense, also those of embeddings, and 0 for weights without influence.
+    The gradients are dense, even for embeddings, and 0 for weights that do not affect the loss.
     """
     with tf.GradientTape() as tape:
         tape.watch(weights)
@@ -179,14 +179,14 @@ def mean_over_kept(
     weights: Any,
     skip_discarded: bool = True,
 ) -> tuple[tf.Tensor, Any]:
-    """The mean over a batch of the losses of the images that are kept, and its gradients.
+    """The mean loss of a batch in which only the kept images have a loss, and its gradients.
 
-    The discarded images count as zeros in the mean (eq. unsuploss has 1 / b).
+    Discarded images count as zeros in the mean (eq. unsuploss has 1 / b).
 
     Args:
       image_losses: `(weights, rows) -> losses`: float32 [k] for k row numbers of the batch.
       mask: bool [b], which images are kept.
-      weights: Towards which the gradients are taken.
+      weights: The weights to differentiate with respect to.
       skip_discarded: Whether only the kept rows are computed; the value is the same either way.
 
     Returns:

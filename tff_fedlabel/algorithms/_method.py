@@ -1,8 +1,8 @@
-"""What a method is: all that the file of a method needs to know of the rest of the package.
+"""What a method is: all that a method's file needs to know about the rest of the package.
 
-A method's file has the dataclass of its parameters, a function that is one client's work in one
-round, and one `Method` that names both. What else a method may need (state at the server, an
-aggregation of its own, memory of clients, labels at the server) are further fields of `Method`.
+A method's file has the dataclass of its parameters, a function that does one client's work in one
+round, and one `Method` that names both. Further fields of `Method` cover what else a method may
+need: server state, its own aggregation, client memory, labels at the server.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class Client(NamedTuple):
       round_num: int32 [], 0 in the first round.
       hparams: The client optimizer's hyper-parameters.
       server_state: The method's state at the server, where it has one.
-      memory: What this client gave to be remembered when it took part last, or the method's
-        `initial_memory`; where it has one.
-      helpers: A dataset of memories, those of the clients that `choose_helpers` named.
+      memory: The memory that this client returned when it last took part, or the method's
+        `initial_memory`; only for a method with memory.
+      helpers: A dataset of the memories of the clients that `choose_helpers` returned.
     """
 
     weights: Any
@@ -71,14 +71,14 @@ class ClientOutput(NamedTuple):
 
     Attributes:
       delta: Its weights after the round minus the weights it received (Delta w_k), a tuple.
-      num_examples: float32 [], r_k: the images that took part in the update.
+      num_examples: float32 [], r_k: the number of images that took part in the update.
       model_metrics: The unfinalized metrics of the model over the labelled batches.
       metrics: The method's unfinalized metrics, `OrderedDict` name -> `(total,)` or
         `(numerator, denominator)`, float32 scalars that are summed over the clients; a pair is
         then divided (0 / 0 is reported as 0).
       sent: What else goes to the server, a structure of float tensors. `server_update` gets its
         sum over the clients, `aggregate` gets it client by client.
-      memory: What is to be remembered of this client, in the structure of `initial_memory`.
+      memory: What to remember about this client, in the structure of `initial_memory`.
     """
 
     delta: Any
@@ -94,8 +94,8 @@ class Clients(NamedTuple):
 
     Attributes:
       delta: Tuple of `[n, ...]`, one row for each of n clients; 0 for a client that is left out.
-      weights: float32 [n], r_k (or 1 for each client under UNIFORM weighting); 0 for a client
-        that is to be left out: one that used no image, or whose update was not finite.
+      weights: float32 [n], r_k (or 1 for each client with UNIFORM weighting); 0 for a client to
+        leave out: one that used no image, or whose update was not finite.
       sent: Like `ClientOutput.sent`, with a leading [n].
       round_num: int32 [].
     """
@@ -126,29 +126,29 @@ class Server(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """One published method. Called like the `build_` function of its name, it builds a process.
+    """One published method. Calling it like its `build_<name>` function builds a process.
 
-    Functions are traced inside a `tf.function`. Only the first three fields are always needed.
+    Functions are traced inside a `tf.function`. Only the first three fields are required.
 
     Attributes:
-      name: By which `ALGORITHMS` and the command line know it: lower-case letters, digits, "_".
-      config_class: The frozen dataclass of its parameters, every one with a default, `seed` among
+      name: Its name in `ALGORITHMS` and on the command line: lower-case letters, digits, "_".
+      config_class: The frozen dataclass of its parameters, all with defaults, `seed` among
         them. The first sentence about a field in the class's docstring, or the field's
         `metadata["help"]`, explains its flag on the command line.
       client_update: `(Setup, Client) -> ClientOutput`, a client's work in a round.
       reads_unlabeled: Whether it reads unlabelled images.
       initial_weights: `(Setup) -> tuple of trainable weights`; the model's own by default.
-      server_state: `(Setup) -> structure of tensors`, the first state that the method keeps at
-        the server. It is sent to the clients with the weights.
+      server_state: `(Setup) -> structure of tensors`, the initial state that the method keeps at
+        the server. It is broadcast to the clients with the weights.
       server_update: `(Setup, state, sum of ClientOutput.sent) -> state`, after each round in which
         a client took part.
-      aggregate: `(Setup, Clients) -> delta`, a tuple like the weights: takes the place of the
-        weighted mean. All updates of a cohort are in the server's memory at once then.
-      initial_memory: `(Setup) -> structure of tensors` of known shapes: what a client that has not
-        taken part yet remembers.
-      choose_helpers: `(memories, client, round_num) -> client numbers`, whose memories the client
-        is given. `memories` maps the number of each client that has taken part to its memory
-        (NumPy arrays). It runs where the training loop runs.
+      aggregate: `(Setup, Clients) -> delta`, a tuple like the weights: replaces the weighted mean.
+        The server then holds all updates of a cohort in memory at once.
+      initial_memory: `(Setup) -> structure of tensors` of known shapes: the memory of a client
+        that has not taken part yet.
+      choose_helpers: `(memories, client, round_num) -> client numbers`: the clients whose memories
+        the client receives. `memories` maps the number of each client that has taken part to its
+        memory (NumPy arrays). It runs where the training loop runs.
       server_training: `(Setup, Server) -> tuple of trainable weights`: trains at the server after
         each aggregation, on the data given to the builder as `server_data`.
     """
@@ -178,9 +178,9 @@ class Method:
             if getattr(self, one) is not None and getattr(self, other) is None:
                 raise ValueError(f"the method {self.name} has {one} but no {other}.")
 
-    def __call__(self, model, client_optimizer, config=None, **tail):
+    def __call__(self, model, client_optimizer, config=None, **options):
         """Builds the learning process, as `build_<name>` does."""
         from tff_fedlabel.algorithms import _builder
 
         config = self.config_class() if config is None else config
-        return _builder.of(self)(model, client_optimizer, config, **tail)
+        return _builder.of(self)(model, client_optimizer, config, **options)

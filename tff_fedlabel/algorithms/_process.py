@@ -1,8 +1,8 @@
 """Turns a `Method` into a TFF learning process.
 
-The one file that knows `tff.learning.templates`. What is the same for all methods lives here: the
-round number that travels with the weights, what happens to an update that is not finite, the
-weighting by r_k, a cohort without any weight, and the metrics.
+The only file that uses `tff.learning.templates`. It holds what all methods share: the round number
+that is broadcast with the weights, the handling of updates that are not finite, the weighting by
+r_k, cohorts without any weight, and the metrics.
 """
 
 import collections
@@ -30,10 +30,10 @@ def build_learning_process(
     """Composes distributor, client work, aggregator and finalizer into a learning process.
 
     Args:
-      method, setup: What is built.
+      method, setup: What to build.
       server_data: `OrderedDict(x=, y=)` of arrays for `method.server_training`, or None.
       server_optimizer, client_weighting, model_distributor, model_aggregator, metrics_aggregator:
-        As the builders take them, checked.
+        The builder's arguments, already checked.
     """
     initial_weights_fn = _initial_weights(method, setup)
     weights_type = initial_weights_fn.type_signature.result
@@ -53,8 +53,8 @@ def build_learning_process(
     )
     result_type = client_work.next.type_signature.result.result.member
     aggregator = _guards.EmptyCohortGuard(model_aggregator).create(result_type.update, _FLOAT)
-    # The finalizer keeps weights and optimizer state when the aggregate is not finite; the guard
-    # above says that no client contributed in that way.
+    # The finalizer keeps weights and optimizer state when the aggregate is not finite; that is how
+    # the guard above signals that no client contributed.
     finalizer = tff.learning.templates.build_apply_optimizer_finalizer(
         server_optimizer, weights_type
     )
@@ -80,13 +80,13 @@ def _initial_weights(method, setup):
 
 
 def _own_aggregation(method, setup):
-    """The method's own aggregation of what `_client_result` makes of a client's work."""
+    """The method's own aggregation of the results of `_client_result`."""
 
     def combine(values, weights, round_num):
         update, sent = values
         clients = _method.Clients(tuple(-u for u in update), weights, sent, round_num)
         delta = method.aggregate(setup, clients)
-        # TFF wants to know the shapes, which some operations lose.
+        # TFF needs the static shapes, which some operations lose.
         return tuple(tf.ensure_shape(-d, u.shape[1:]) for d, u in zip(delta, update, strict=True))
 
     return _stacking.StackedAggregationFactory(combine)
@@ -178,7 +178,7 @@ def _initial_state(method, setup):
 
 
 def _data_type(method, setup) -> tff.Type:
-    """The type of what one client gets besides the weights and the state."""
+    """The type of what one client receives besides the weights and the state."""
     x_spec, y_spec = _builder_arguments.input_specs(setup.model)
     labeled = collections.OrderedDict(x=x_spec, y=y_spec)
     elements = collections.OrderedDict(
@@ -201,7 +201,7 @@ def _data_type(method, setup) -> tff.Type:
 
 
 def initial_memory(method: _method.Method, setup: _method.Setup) -> Any:
-    """What a client that has not taken part yet remembers: NumPy arrays; None without memory."""
+    """The memory of a client that has not taken part yet, NumPy arrays; None without memory."""
     if method.initial_memory is None:
         return None
     with tf.init_scope():
@@ -210,7 +210,7 @@ def initial_memory(method: _method.Method, setup: _method.Setup) -> Any:
 
 
 def _client_result(method, weighting, output: _method.ClientOutput, remembered):
-    """What leaves a client: nothing of its work if that is not finite."""
+    """What a client sends; its work is left out if it is not finite."""
     finite = _guards.is_finite(output.delta, output.num_examples)
     finite &= _guards.all_finite((output.sent, output.memory))
 
@@ -218,9 +218,9 @@ def _client_result(method, weighting, output: _method.ClientOutput, remembered):
         zeros = tf.nest.map_structure(tf.zeros_like, structure)
         return tf.nest.map_structure(lambda a, b: tf.where(finite, a, b), structure, zeros)
 
-    # TFF aggregates what is to be subtracted from the server's weights.
+    # TFF's convention: the aggregate is subtracted from the server's weights.
     update = tuple(-d for d in output.delta)
-    # A condition, not a selection: it copies nothing where all is well.
+    # tf.cond rather than tf.where: it copies nothing if the update is finite.
     update = tf.cond(finite, lambda: update, lambda: tuple(tf.zeros_like(u) for u in update))
     sent, num_examples = if_finite((output.sent, output.num_examples))
     if weighting is tff.learning.ClientWeighting.UNIFORM:
@@ -242,7 +242,7 @@ def _client_result(method, weighting, output: _method.ClientOutput, remembered):
     if method.server_state is not None:
         result["sent"] = sent
     if method.initial_memory is not None:
-        # Of a client that is left out, what was remembered before.
+        # A client that is left out keeps its previous memory.
         value = tf.nest.map_structure(
             lambda new, old: tf.where(finite, new, old), output.memory, remembered["value"]
         )
@@ -251,7 +251,7 @@ def _client_result(method, weighting, output: _method.ClientOutput, remembered):
 
 
 def _build_next_state(method, setup, state_type, output_type):
-    """`(state@SERVER, {output of client_update}@CLIENTS) -> state@SERVER`, of the client work."""
+    """`(state@SERVER, {output of client_update}@CLIENTS) -> state@SERVER`, for the client work."""
 
     @tff.tensorflow.computation(state_type)
     def next_round(state):

@@ -1,14 +1,14 @@
-"""Results of single clients at the server: one aggregation that stacks what the clients sent."""
+"""An aggregation that stacks what the clients sent, so that the server sees single clients."""
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
 
 def stack(value: tff.Value) -> tff.Value:
-    """Stacks a value of the clients, called inside a `tff.federated_computation`.
+    """Stacks a client-placed value; to be called inside a `tff.federated_computation`.
 
-    It is a `tff.federated_aggregate`, so it goes wherever sums of clients go: through the
-    map-reduce form, and in parts through several workers, which are merged in the clients' order.
+    It is a `tff.federated_aggregate`, so it works wherever sums over clients do: in the map-reduce
+    form, and split over several workers, whose parts are merged in the clients' order.
 
     Args:
       value: `{T}@CLIENTS`, T a structure of tensors of known shapes.
@@ -24,7 +24,7 @@ def stack(value: tff.Value) -> tff.Value:
 
     @tff.tensorflow.computation
     def zero():
-        # A length that is known only when it runs, as the type of the accumulator has it.
+        # Not a static length: the accumulator's type leaves it open.
         none = tf.compat.v1.placeholder_with_default(0, [])
         return tf.nest.map_structure(lambda s: tf.zeros([none, *s.shape], s.dtype), specs)
 
@@ -46,10 +46,11 @@ def stack(value: tff.Value) -> tff.Value:
 
 
 class StackedAggregationFactory(tff.aggregators.WeightedAggregationFactory):
-    """A weighted aggregation that sees the clients one by one.
+    """A weighted aggregation that sees each client's value.
 
     Args:
-      combine: `(values, weights, round_num) -> result`, on what `stack` returns; traced once.
+      combine: `(values, weights, round_num) -> result`, applied to what `stack` returns; traced
+        once.
     """
 
     def __init__(self, combine):

@@ -1,4 +1,4 @@
-"""FedLabel: each client labels its images with the surer of its local and the global model.
+"""FedLabel: a client labels its images with the more confident of its local and the global model.
 
 Yae Jee Cho, Gauri Joshi and Dimitrios Dimitriadis, "Local or Global: Selective Knowledge
 Assimilation for Federated Learning with Limited Labels", ICCV 2023. Equation labels below are
@@ -6,13 +6,14 @@ those of the paper's source. One client in one round (Algorithm 1):
 
   1. tau SGD steps on labelled batches take the global model w to the local model w_L
      (eq. local_model_update); delta_L = w_L - w (eq. suplocalupdate).
-  2. For each unlabelled batch, w and w_L, both frozen, look at the images. The surer one labels
-     them (eq. pseul0), and a label is kept if its probability exceeds beta (eq. pseul).
+  2. For each unlabelled batch, w and w_L, both frozen, predict the classes. The more confident one
+     labels each image (eq. pseul0), and a label is kept if its probability exceeds beta (eq.
+     pseul).
   3. One SGD step moves w_U, which also starts at w, on the cross-entropy of the strongly augmented
      image (eq. ce) plus, where the discarded expert agrees, its weighted divergence from that
      expert (eqs. loc-glob1, loc-glob2), averaged over the whole batch (eq. unsuploss);
      delta_U = w_U - w (eq. unsuplocalupdate).
-  4. The client sends delta_L + delta_U and r_k, the images that took part.
+  4. The client sends delta_L + delta_U and r_k, the number of images that took part.
 
 The server adds sum_k r_k delta_k / sum_k r_k to w.
 """
@@ -37,7 +38,7 @@ class FedLabelConfig:
 
     Attributes:
       confidence: h of eq. pseul0: "variance" (the paper's), "entropy" (1 - H / log N), or a
-        callable `[batch, classes] -> [batch]`, not negative, higher = surer.
+        callable `[batch, classes] -> [batch]`, not negative, higher = more confident.
       confidence_input: What h sees: "probabilities" or "logits" (not with "entropy"). The paper
         calls s(.) logits and compares it with a threshold in [0, 1]; the threshold always acts on
         probabilities here.
@@ -45,16 +46,16 @@ class FedLabelConfig:
       consistency_weight: lambda_0 >= 0 of eq. loc-glob2.
       selection: "adaptive" (the method), "local" or "global" (the paper's Table 1).
       strong_augment: psi of eq. ce, a callable `(images, *, seed) -> images` on what the model
-        takes, as float32 (images in [0, 1]), `seed` an int32 [2] made of seed, round and step;
-        None for the identity. The default is the
-        paper's sentence, 10 operations at magnitude 1; `RandAugment.single()` is the other
-        reading of its "(1, 10)", 1 operation at magnitude 10.
+        takes, as float32 (images in [0, 1]), `seed` an int32 [2] derived from seed, round and
+        step; None for the identity. The default follows the paper's sentence, 10 operations at
+        magnitude 1; `RandAugment.single()` is the other reading of its "(1, 10)", 1 operation at
+        magnitude 10.
       pseudo_label_view: Which view the experts see: "original" (eq. pseul0) or "augmented".
-      consistency_view: Which view of the student enters the KL term: "original" (eq. loc-glob1
+      consistency_view: Which view the student sees in the KL term: "original" (eq. loc-glob1
         writes xi, not psi(xi)) or "augmented".
       proximal_strength: mu >= 0; above 0 the labelled steps are FedProx's.
-      seed: The seed of psi's randomness, an int of 32 bits.
-      skip_discarded: Whether images without a kept label skip the student. Their loss is zero
+      seed: The seed of psi's randomness, a 32-bit int.
+      skip_discarded: Whether the student skips images without a kept label. Their loss is zero
         either way; set it to False for a model in which the images of a batch influence each
         other.
 
@@ -135,8 +136,8 @@ def _student_step(setup, client, local_weights, weights, batch, step_num):
     config, images = setup.config, batch["x"]
     seed = augmentation.step_seed(config.seed, client.round_num, step_num)
     chosen = _label(setup, client, local_weights, images, seed)
-    # lambda_k of eq. loc-glob2, 0 where the discarded expert points elsewhere, and where no label
-    # is kept: what is not finite there must not reach the gradient, not even times 0.
+    # lambda_k of eq. loc-glob2, 0 where the experts disagree or no label is kept: values that are
+    # not finite there must not reach the gradient, not even multiplied by 0.
     counts = chosen.agrees & chosen.mask
     consistency_weight = config.consistency_weight * tf.where(
         counts, chosen.confidence_ratio, tf.zeros_like(chosen.confidence_ratio)
@@ -186,7 +187,7 @@ def _student_step(setup, client, local_weights, weights, batch, step_num):
 
 
 def _label(setup, client, local_weights, images, seed) -> pseudo_labels.Selection:
-    """Lets the surer of the two frozen experts, w and w_L, label the images."""
+    """Labels each image with the more confident of the two frozen experts, w and w_L."""
     config = setup.config
     if config.pseudo_label_view == "augmented":
         images = _student_view(setup, images, seed)

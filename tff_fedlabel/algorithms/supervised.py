@@ -54,7 +54,7 @@ class FedProxConfig:
 def client_update(setup: _method.Setup, client: _method.Client) -> _method.ClientOutput:
     """Local steps on the labelled batches; r_k is the number of labelled images used.
 
-    FedProx's are drawn towards the received weights by its proximal term. The metric is
+    FedProx's proximal term pulls its steps towards the received weights. The metric is
     `labeled_loss`.
     """
     proximal_strength = getattr(setup.config, "proximal_strength", 0.0)
