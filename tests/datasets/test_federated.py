@@ -202,7 +202,7 @@ def test_from_source_hides_labels_and_reports_classes():
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ([[0, 1], [1, 2]], "twice, as they do image 1"),
+        ([[0, 1], [1, 2]], "twice; image 1 is repeated"),
         ([[0, 0]], "twice"),
         ([[60]], "row numbers"),
         ([[-1]], "row numbers"),

@@ -93,7 +93,7 @@ BAD_DATASETS = {
     "above 1": ((None, _from(X.astype(np.float32))), "x", r"in \[0, 1\]"),
     "other shape": ((None, _from(np.zeros((2, 5, 5, 1), np.uint8))), "x", r"\[5, 5, 1\] where"),
     "other dtype": ((None, _from(np.zeros((2, 4, 4, 1), np.float32))), "x", "float32 .* where"),
-    "endless": ((_from(X, Y).repeat(), None), "x", "never ends"),
+    "endless": ((_from(X, Y).repeat(), None), "x", "is infinite"),
     "an array": ((X, None), "x", "not a tf.data.Dataset"),
     "one dataset": (_from(X, Y), "x", r"give \(labelled, unlabelled\)"),
     "three datasets": ((None, None, None), "x", r"give \(labelled, unlabelled\)"),

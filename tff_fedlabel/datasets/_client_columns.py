@@ -1,6 +1,6 @@
-"""Takes the columns of `from_arrays`, one entry for each image, in the forms that users have them.
+"""Converts the columns of `from_arrays`, one entry for each image, from the forms that users have.
 
-NumPy arrays, lists, tensors, and pandas' columns with its nullable types.
+These are NumPy arrays, lists, tensors, and pandas columns, including nullable types.
 """
 
 from collections.abc import Callable, Iterable
@@ -32,7 +32,7 @@ def number_of_images(x: Any) -> int:
 
 
 def image_array(x: Any, owner: Callable[[int], ClientId]) -> np.ndarray:
-    """`x` as one array, not copied where it is one.
+    """`x` as one array, not copied if it is already one.
 
     Raises:
       ClientDataError: the images have different sizes, naming the first that differs from image 0.
@@ -59,7 +59,7 @@ def image_array(x: Any, owner: Callable[[int], ClientId]) -> np.ndarray:
 def client_id_list(client_ids: Any, number: int) -> list[ClientId]:
     """The ids as Python's str or int, in the order given.
 
-    They are not made an array on the way, which would turn the 1 of [1, "a"] into "1".
+    They never pass through an array, which would turn the 1 of [1, "a"] into "1".
 
     Raises:
       ClientDataError: not one id for each of `number` images, or a mixture of types.
@@ -79,17 +79,17 @@ def client_id_list(client_ids: Any, number: int) -> list[ClientId]:
 
 
 def plain_ids(values: list) -> list[ClientId]:
-    """`values` with NumPy's numbers and strings as Python's.
+    """`values` with NumPy numbers and strings converted to Python's.
 
     Raises:
-      ClientDataError: they are neither all str nor all integers; the message has two that differ.
+      ClientDataError: they are neither all str nor all integers; the message shows two that differ.
     """
     if any(issubclass(kind, np.generic) for kind in set(map(type, values))):
         values = [value.item() if isinstance(value, np.generic) else value for value in values]
     kinds = set(map(type, values))
     if kinds <= {str} or kinds <= {int}:
         return values
-    rows = {}  # The first of each type.
+    rows = {}  # The first row of each type.
     for row, value in enumerate(values):
         rows.setdefault(type(value), row)
         if _is_missing(value):
@@ -105,7 +105,7 @@ def flag_column(field: str, values: Any, number: int) -> np.ndarray:
     """bool [n].
 
     Raises:
-      ClientDataError: other types, a value missing, or not [n].
+      ClientDataError: another dtype, a missing value, or not [n].
     """
     flags = _to_numpy(field, values, number)
     if flags.dtype != np.bool_:
@@ -120,14 +120,14 @@ def label_column(
 
     Args:
       field: "y" or "hidden_y".
-      values: integers, or floats as pandas makes of a column that has gaps, or one of its nullable
-        types.
+      values: integers, floats (as pandas makes of a column with missing values), or a pandas
+        nullable type.
       number: n.
       rows: the row numbers that must have a label. Floats elsewhere become -1.
       owner: row number -> client id, for the message.
 
     Raises:
-      ClientDataError: naming the client that lacks a label or has one that is no whole number.
+      ClientDataError: naming the client that lacks a label or has one that is not a whole number.
     """
     labels = _to_numpy(field, values, number)
     if labels.dtype.kind != "f":
@@ -158,7 +158,7 @@ def check_column(field: str, column: np.ndarray, number: int) -> None:
 
 
 def _to_numpy(field: str, values: Any, number: int) -> np.ndarray:
-    """An array [n]; of pandas' nullable types a plain one, floats with NaN if there are gaps."""
+    """An array [n]; pandas nullable types become plain ones, with gaps as NaN in floats."""
     if _is_nullable(values):
         gaps = np.asarray(values.isna())
         if not gaps.any():

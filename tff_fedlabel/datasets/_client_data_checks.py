@@ -1,4 +1,4 @@
-"""Refuses client data that cannot be trained on, before anything is trained."""
+"""Rejects client data that cannot be trained on, before training starts."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ class ClientDataError(ValueError):
     """A client's data is unusable.
 
     Attributes:
-      client_id: the client at fault, or None where the fault is in the whole argument.
+      client_id: the client at fault, or None if the whole argument is at fault.
       field: "x", "y", "client_ids", "labeled" or "hidden_y".
     """
 
@@ -23,7 +23,7 @@ class ClientDataError(ValueError):
 
 
 def check_image_spec(client_id, shape, dtype) -> None:
-    """Checks shape (without the leading n) and dtype of images.
+    """Checks the shape (without the leading n) and dtype of images.
 
     Raises:
       ClientDataError: not uint8 or float32, or neither [h, w, c] with c 1 or 3 nor [d].
@@ -53,7 +53,7 @@ def check_image_spec(client_id, shape, dtype) -> None:
 def check_image_values(x: np.ndarray, owner: Callable[[int], object]) -> None:
     """Checks that float values are finite and, for images [n, h, w, c], in [0, 1].
 
-    Flat features [n, d] need only be finite: they are not images, nothing augments them.
+    Flat features [n, d] need only be finite: they are not images and never augmented.
 
     Args:
       x: uint8 or float32 [n, ...].
@@ -64,7 +64,7 @@ def check_image_values(x: np.ndarray, owner: Callable[[int], object]) -> None:
     """
     if x.dtype == np.uint8:
         return
-    for start in range(0, len(x), _CHUNK):  # In parts: the masks are as large as the images.
+    for start in range(0, len(x), _CHUNK):  # In chunks: the masks are as large as the images.
         chunk = x[start : start + _CHUNK]
         if not np.isfinite(chunk).all():
             row = start + _first_row(~np.isfinite(chunk))
@@ -85,9 +85,9 @@ def check_label_dtype(client_id, dtype, field: str = "y") -> None:
     if np.issubdtype(dtype, np.integer):
         return
     how = {
-        "O": '; a pandas column of numbers becomes that by .astype("Int64"), one of names by '
+        "O": '; convert a pandas column of numbers with .astype("Int64"), one of names with '
         "pandas.factorize(column)[0]",
-        "U": "; names become that by pandas.factorize(column)[0]",
+        "U": "; convert names with pandas.factorize(column)[0]",
     }.get(dtype.kind, "")
     raise ClientDataError(client_id, field, f"dtype is {dtype}; give integers{how}")
 
@@ -99,7 +99,7 @@ def check_labels(
     owner: Callable[[int], object],
     field: str = "y",
 ) -> None:
-    """Checks labels of `rows` against 0..num_classes - 1 (any that fit int32 where it is None).
+    """Checks labels of `rows` against 0..num_classes - 1 (the int32 range if it is None).
 
     Raises:
       ClientDataError: naming the first client at fault.

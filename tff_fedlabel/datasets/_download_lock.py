@@ -15,39 +15,39 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.
 def one_at_a_time(path: pathlib.Path, name: str) -> Iterator[bool]:
     """Waits until no other process or thread is inside with the same `path`.
 
-    The system ends the lock of a process that dies. The file is gone afterwards.
+    The operating system releases the lock of a process that dies. The file is removed afterwards.
 
     Args:
-      path: the lock file, in a folder that can be written to.
-      name: what is fetched, for the line that tells that it waits.
+      path: the lock file, in a writable folder.
+      name: what is fetched, for the message logged while waiting.
 
     Yields:
-      True, or False at once where the file system has no locks.
+      True, or False at once if the file system has no locks.
 
     Raises:
-      OSError: the file cannot be made.
+      OSError: the file cannot be created.
     """
     lock = _acquire(path, name)
     try:
         yield lock is not None
     finally:
         if lock is not None:
-            # Still under the lock: whoever waits for this file finds that it is gone.
+            # Still under the lock: whoever waits for this file sees that it is gone.
             path.unlink(missing_ok=True)
             os.close(lock)
 
 
 def _acquire(path: pathlib.Path, name: str) -> int | None:
-    told = False
+    waiting = False
     while True:
         lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            if not told and not _try(lock):
-                told = True
+            if not waiting and not _try(lock):
+                waiting = True
                 logging.getLogger(__name__).warning(
                     "%s: waiting for another process that is fetching it", name
                 )
-            if told:
+            if waiting:
                 fcntl.flock(lock, fcntl.LOCK_EX)
             if _is_at(path, lock):
                 return lock
@@ -71,7 +71,7 @@ def _try(lock: int) -> bool:
 
 
 def _is_at(path: pathlib.Path, lock: int) -> bool:
-    """Whether the open file is still the one of that name, not one that its holder removed."""
+    """Whether the open file is still the one at `path`, not one that its holder removed."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(lock))
     except FileNotFoundError:

@@ -21,8 +21,8 @@ class FederatedData:
       client_ids: list of str or int, in ascending order.
       num_classes: number of classes.
       label_names: tuple of `num_classes` names.
-      hidden_y: int32 [n] true labels of all images, or None where they are not known. They are for
-        diagnosis in simulations and reach no training batch unless asked for.
+      hidden_y: int32 [n] true labels of all images, or None if they are not known. They are for
+        diagnosis in simulations and appear in training batches only on request.
     """
 
     def __init__(
@@ -124,14 +124,14 @@ class FederatedData:
         """One client's batches for one round, as `process.next` takes them.
 
         The order is that of shuffle, repeat, batch, take: each pass over the client's images is
-        in a new order, drawn from (seed, round_num, client_id) alone. The shuffling is on row
-        numbers, so the datasets hold the images of this round's batches and nothing else.
+        in a new order, drawn from (seed, round_num, client_id) alone. Only row numbers are
+        shuffled, so the datasets hold the images of this round's batches and nothing else.
 
         Args:
           client_id: one of `client_ids`.
           round_num: number of the round, >= 0.
-          labeled_steps: tau, the number of labelled batches, all full: images come up again when
-            there are too few. None is one pass over all images, the last batch partial.
+          labeled_steps: tau, the number of labelled batches, all full: images repeat if there are
+            too few. None is one pass over all images, the last batch partial.
           unlabeled_steps: tau', the same for unlabelled batches.
           batch_size: images in a batch.
           unlabeled_batch_size: images in an unlabelled batch, default `batch_size`.
@@ -144,8 +144,8 @@ class FederatedData:
           x of the data's dtype [b, ...], y int32 [b]. A part without images has no batches.
 
         Raises:
-          ValueError: unknown client, a number out of range, or hidden labels asked for and not
-            known. `WrongTypeError`, which is a ValueError too, where a type is wrong.
+          ValueError: unknown client, a number out of range, or hidden labels requested but not
+            known. `WrongTypeError`, which is a ValueError too, if a type is wrong.
         """
         client_id = self._known_client(client_id)
         round_num = check_int("round_num", round_num, 0)
@@ -162,21 +162,20 @@ class FederatedData:
     def cohort(
         self, clients: Sequence[ClientId], round_num: int, **options: Any
     ) -> _round_batches.Cohort:
-        """The client data of one round, each client's made when it is asked for.
+        """The client data of one round; each client's is built on access.
 
         Args:
-          clients: those that take part, in order; one may occur twice.
+          clients: the clients that take part, in order; one may occur twice.
           round_num: number of the round, >= 0.
           **options: keyword arguments of `client_dataset`.
 
         Returns:
-          A sequence that cannot be changed; its item k is
-          `client_dataset(clients[k], round_num, **options)`, made anew each time it is read, in
-          the thread that reads it. `list(...)` makes and keeps all, for whoever wants a list.
+          An immutable sequence; its item k is `client_dataset(clients[k], round_num, **options)`,
+          built anew on each access, in the accessing thread. `list(...)` builds and keeps them all.
 
         Raises:
           ValueError: as `client_dataset`, at once and for all clients.
-          TypeError: an option that `client_dataset` does not have, or one that it must have.
+          TypeError: an option is unknown to `client_dataset`, or a required one is missing.
         """
         known = [self._known_client(client) for client in clients]
         round_num = check_int("round_num", round_num, 0)
@@ -188,9 +187,9 @@ class FederatedData:
     def fingerprint(self) -> str:
         """64 hexadecimal digits (SHA-256) that change when any of the data changes.
 
-        Taken over dtype, shape and values of images, labels and hidden labels, over which client
-        holds which rows and which of them are labelled, and the number of classes; not over the
-        classes' names. The same in every process and on every machine.
+        It covers dtype, shape and values of images, labels and hidden labels, which client holds
+        which rows, which of them are labelled, and the number of classes, but not the class names.
+        It is the same in every process and on every machine.
         """
         result = Fingerprint("FederatedData")
         result.add_text(str(self.num_classes))
@@ -204,7 +203,7 @@ class FederatedData:
         return result.hex()
 
     def labeled_arrays(self) -> collections.OrderedDict:
-        """All labelled images of all clients, as methods that train at the server take them.
+        """All labelled images of all clients, in the form for methods that train at the server.
 
         Returns:
           OrderedDict(x=[n, ...], y=int32 [n]), in the order of the clients.
@@ -213,7 +212,7 @@ class FederatedData:
         return collections.OrderedDict(x=self._x[rows], y=self._y[rows])
 
     def all_labeled(self) -> "FederatedData":
-        """The same images with every one labelled: what an upper bound trains on.
+        """The same images, all labelled: the training data of an upper bound.
 
         Raises:
           ValueError: the true labels of the unlabelled images are not known.
@@ -241,7 +240,7 @@ class FederatedData:
         return self.hidden_y
 
     def _known_client(self, client_id: ClientId) -> ClientId:
-        """`client_id` as it stands in `client_ids`."""
+        """`client_id` in the form it has in `client_ids`."""
         plain = client_id.item() if isinstance(client_id, np.generic) else client_id
         if isinstance(plain, bool) or not isinstance(plain, str | int):
             raise WrongTypeError(f"client_id must be a str or an integer, got {client_id!r}.")

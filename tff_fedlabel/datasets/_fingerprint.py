@@ -1,4 +1,4 @@
-"""A short name for data that changes when any of it changes."""
+"""A fingerprint of data, which changes when any of the data changes."""
 
 import hashlib
 
@@ -8,10 +8,10 @@ _CHUNK_BYTES = 1 << 24
 
 
 class Fingerprint:
-    """Sums up arrays and texts, in the order in which they are added.
+    """Hashes arrays and texts in the order in which they are added.
 
-    The same on every machine: numbers are taken in little-endian byte order, and each part is set
-    apart from the next by its own dtype and shape.
+    The same on every machine: numbers are hashed in little-endian byte order, and each part is
+    delimited by its own dtype and shape.
     """
 
     def __init__(self, kind: str):
@@ -24,7 +24,7 @@ class Fingerprint:
         self._digest.update(content)
 
     def add_array(self, array: np.ndarray) -> None:
-        """Adds dtype, shape and values; in parts, so that nothing large is copied."""
+        """Adds dtype, shape and values; in chunks, so that nothing large is copied."""
         little = array.dtype.newbyteorder("<")
         shape = " ".join(map(str, array.shape))
         self._digest.update(f"array {little.str} [{shape}]\n".encode())

@@ -38,7 +38,7 @@ _PUBLISHED_KEYS = {"train": "train", "validation": "val", "test": "test"}
 def _medmnist_info() -> dict:
     """`medmnist.INFO`, read from its own file.
 
-    `import medmnist` runs data set classes that want torch, and prints a line when it is absent.
+    `import medmnist` runs data set classes that need torch, and prints a line if it is absent.
     """
     package = importlib.util.find_spec("medmnist")
     path = pathlib.Path(package.submodule_search_locations[0]) / "info.py"
@@ -62,7 +62,7 @@ def open_npz(name: str, image_size: int, data_dir: str | None, download: bool) -
     found = _md5(path)
     if found != md5:
         raise CorruptDataError(
-            f"{name}: {path} has MD5 {found}, not {md5}; delete it and get it again"
+            f"{name}: {path} has MD5 {found}, not {md5}; delete it and download it again"
         )
     return _open_file(name, image_size, info, path)
 
@@ -70,7 +70,7 @@ def open_npz(name: str, image_size: int, data_dir: str | None, download: bool) -
 def _open_file(name: str, image_size: int, info: dict, path: pathlib.Path) -> Published:
     label_names = tuple(info["label"][key] for key in sorted(info["label"], key=int))
     sizes, channels = {}, set()
-    with _damage_told(name, path), zipfile.ZipFile(path) as archive:
+    with _damage_as_corrupt_data(name, path), zipfile.ZipFile(path) as archive:
         for split, key in _PUBLISHED_KEYS.items():
             with archive.open(f"{key}_images.npy") as file:
                 shape = _image_shape(file)
@@ -88,18 +88,19 @@ def _open_file(name: str, image_size: int, info: dict, path: pathlib.Path) -> Pu
 
 
 @contextlib.contextmanager
-def _damage_told(name: str, path: pathlib.Path) -> Iterator[None]:
+def _damage_as_corrupt_data(name: str, path: pathlib.Path) -> Iterator[None]:
     try:
         yield
     except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error) as error:
         raise CorruptDataError(
-            f"{name}: {path} is not a MedMNIST file ({reason(error)}); delete it and get it again"
+            f"{name}: {path} is not a MedMNIST file ({reason(error)}); delete it and download it "
+            "again"
         ) from error
 
 
 def _read_split(name: str, path: pathlib.Path, key: str) -> Batches:
-    """Batches as they are unpacked: at 224 pixels a whole split takes gigabytes."""
-    with _damage_told(name, path), zipfile.ZipFile(path) as archive:
+    """Yields batches while unpacking: at 224 pixels a whole split takes gigabytes."""
+    with _damage_as_corrupt_data(name, path), zipfile.ZipFile(path) as archive:
         with archive.open(f"{key}_labels.npy") as file:
             labels = np.lib.format.read_array(file, allow_pickle=False)
         with archive.open(f"{key}_images.npy") as file:
@@ -118,7 +119,7 @@ def _read_split(name: str, path: pathlib.Path, key: str) -> Batches:
 
 
 def _image_shape(file) -> tuple[int, int, int, int]:
-    """Reads an npy file's header: [n, h, w, c], also where it is [n, h, w]."""
+    """The shape in an npy file's header as [n, h, w, c], even if it is stored as [n, h, w]."""
     version = np.lib.format.read_magic(file)
     if version not in _HEADERS:
         raise ValueError(f"npy version {version}")
@@ -143,11 +144,11 @@ def _download(name, url, md5, path: pathlib.Path, where: str) -> None:
     lock = path.with_name(path.name + ".lock")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _download_lock.one_at_a_time(lock, name) as alone:
-            # Without a lock each process has a file of its own, which the next cannot continue.
-            own = ".part" if alone else f".{os.getpid()}.part"
+        with _download_lock.one_at_a_time(lock, name) as locked:
+            # Without a lock each process writes its own file, which the next cannot resume.
+            suffix = ".part" if locked else f".{os.getpid()}.part"
             if not path.is_file():
-                _fetch_whole(name, url, md5, path, path.with_name(path.name + own), where)
+                _fetch_whole(name, url, md5, path, path.with_name(path.name + suffix), where)
     except DataNotFoundError:  # An OSError, too.
         raise
     except OSError as error:
@@ -157,12 +158,12 @@ def _download(name, url, md5, path: pathlib.Path, where: str) -> None:
 
 
 def _fetch_whole(name, url, md5, path: pathlib.Path, part: pathlib.Path, where: str) -> None:
-    """Fetches `url` to `path` by way of `part`: resumable, checked, in place only when whole."""
+    """Fetches `url` to `path` via `part`: resumable, checked, moved into place when complete."""
     try:
         resumed = _size(part) > 0
         _fetch(name, url, part)
         if resumed and _md5(part) != md5:
-            # What was there belonged to another file: once more from the first byte.
+            # The partial file belonged to another file: start again from the first byte.
             part.unlink()
             _fetch(name, url, part)
     except (OSError, http.client.HTTPException) as error:
@@ -178,14 +179,14 @@ def _fetch_whole(name, url, md5, path: pathlib.Path, part: pathlib.Path, where: 
 
 
 def _fetch(name: str, url: str, part: pathlib.Path) -> None:
-    """Brings `part` to full length, picking up where the connection broke."""
+    """Completes `part`, resuming where the connection broke."""
     for attempt in range(_ATTEMPTS):
         before = _size(part)
         try:
             _fetch_once(name, url, part)
             return
         except (OSError, http.client.HTTPException):
-            # An attempt that brought nothing (no network, not found) is not worth repeating.
+            # An attempt that received nothing (no network, not found) is not worth repeating.
             if attempt == _ATTEMPTS - 1 or _size(part) <= before:
                 raise
 
@@ -203,11 +204,11 @@ def _fetch_once(name: str, url: str, part: pathlib.Path) -> None:
         response = urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS)
     except urllib.error.HTTPError as error:
         if error.code == 416 and have:
-            return  # Nothing lies beyond what is here; the checksum decides.
+            return  # The server has no further bytes; the checksum decides.
         raise
     with response:
         if response.status != 206:
-            have = 0  # The server sends the whole file whatever was asked.
+            have = 0  # The server ignored the range and sends the whole file.
         length = response.headers.get("Content-Length")
         total = have + int(length) if length else None
         with (

@@ -1,4 +1,4 @@
-"""What every reader of published data hands to `sources`: splits that are read batch by batch."""
+"""What every reader of published data returns to `sources`: splits to read batch by batch."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -13,11 +13,11 @@ class Published:
     """A data set as published, not yet read.
 
     Attributes:
-      sizes: number of images by split; keys are "train", "test" and perhaps "validation".
+      sizes: number of images by split; keys are "train", and possibly "test" and "validation".
       image_shape: (height, width, channels).
       label_names: one name per class.
       read: split name -> batches of (images uint8 [b, h, w, c], labels integer [b]); raises
-        `CorruptDataError` when the files do not hold what they should.
+        `CorruptDataError` if the files do not contain what they should.
     """
 
     sizes: dict[str, int]

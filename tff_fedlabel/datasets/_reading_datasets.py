@@ -1,4 +1,4 @@
-"""Reads one client's `tf.data` to the end, refusing elements of the wrong form."""
+"""Reads one client's `tf.data` to the end and rejects elements of the wrong form."""
 
 from collections.abc import Mapping
 
@@ -19,7 +19,7 @@ def read_dataset(
     Values are checked too, so that messages count images from the start of this dataset.
 
     Returns:
-      (images [n, ...], labels int64 [n], -1 where unlabelled), or None where there is no dataset.
+      (images [n, ...], labels int64 [n], -1 where unlabelled), or None if there is no dataset.
 
     Raises:
       ClientDataError: naming the client and the field at fault.
@@ -42,7 +42,7 @@ def read_dataset(
             raise ClientDataError(client_id, field, f"missing from the {part} elements")
     _check_spec(client_id, spec, fields)
     if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
-        raise ClientDataError(client_id, "x", f"the {part} part never ends; leave repeat() out")
+        raise ClientDataError(client_id, "x", f"the {part} part is infinite; remove repeat()")
     chosen = dataset.map(lambda element: tuple(element[field] for field in fields))
     try:
         batches = list(chosen.batch(_BATCH).as_numpy_iterator())
@@ -66,10 +66,11 @@ def read_dataset(
 
 
 def _check_spec(client_id, spec, fields) -> None:
-    """Checks what can be told before reading: dtypes, and shapes where they are known."""
+    """Checks what is known before reading: dtypes, and shapes if they are static."""
     for field in fields:
         if not isinstance(spec[field], tf.TensorSpec):
-            raise ClientDataError(client_id, field, f"is a {type(spec[field]).__name__}, no tensor")
+            kind = type(spec[field]).__name__
+            raise ClientDataError(client_id, field, f"is a {kind}, not a tensor")
     shape = spec["x"].shape
     dtype = spec["x"].dtype.as_numpy_dtype
     if shape.rank in (2, 4):

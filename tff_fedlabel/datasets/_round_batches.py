@@ -17,7 +17,7 @@ _LABELED, _UNLABELED = 0, 1
 
 @dataclasses.dataclass(frozen=True)
 class RoundOptions:
-    """What `FederatedData.client_dataset` is asked for; its arguments are explained there."""
+    """The options of `FederatedData.client_dataset`, which documents them."""
 
     labeled_steps: int | None
     unlabeled_steps: int | None
@@ -40,11 +40,11 @@ class RoundOptions:
 
 
 class Cohort(Sequence):
-    """The client data of a round: `len`, indexing, slicing and iteration, as of a list.
+    """The client data of a round, with `len`, indexing, slicing and iteration like a list.
 
-    An item is made when it is asked for and is not kept, so that a thread may make what it is about
-    to compute with, and a large cohort is never in memory at once. It may be used from several
-    threads. An item is the same each time.
+    An item is built on access and not kept, so that a thread can build the data it is about to
+    use, and a large cohort is never in memory at once. A cohort may be used from several threads.
+    An item is the same each time.
 
     Attributes:
       client_ids: tuple of the clients' ids, in order.
@@ -80,7 +80,7 @@ class Cohort(Sequence):
 def client_rows(
     labeled: np.ndarray, unlabeled: np.ndarray, client_id, round_num: int, options: RoundOptions
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Row numbers of the labelled and the unlabelled batches, each laid end to end."""
+    """Row numbers of the labelled and of the unlabelled batches, each concatenated."""
     key = (options.seed, round_num, _stable_hash(client_id))
     return (
         _round_rows(labeled, options.labeled_steps, options.batch_size, (*key, _LABELED)),
@@ -95,18 +95,18 @@ def client_datasets(
     unlabeled: tuple[np.ndarray, ...],
     options: RoundOptions,
 ) -> collections.OrderedDict:
-    """Makes OrderedDict(labeled=, unlabeled=) of tf.data from images laid end to end.
+    """Makes OrderedDict(labeled=, unlabeled=) of tf.data from the concatenated images.
 
     Args:
       labeled: (x [n, ...], y int32 [n]).
       unlabeled: (x [n, ...],) or (x [n, ...], y int32 [n]).
-      options: the batch sizes are used.
+      options: only the batch sizes are used.
 
     Returns:
       What `from_tensor_slices(OrderedDict(x=, y=)).batch(size)` gives for each, in less time and
       memory.
     """
-    # The images would go to a GPU and come back: datasets are the host's.
+    # Datasets live on the host; without this the images would go to a GPU and back.
     with tf.device("/device:CPU:0"):
         return collections.OrderedDict(
             labeled=_batches(labeled, options.batch_size),
@@ -115,11 +115,11 @@ def client_datasets(
 
 
 def _batches(columns: tuple[np.ndarray, ...], batch_size: int) -> tf.data.Dataset:
-    """One dataset, by a single operation where all its batches are of one size.
+    """One dataset, made by a single operation if all its batches have the same size.
 
-    TensorFlow makes, places and optimises a graph for each eager operation on datasets, every time:
-    nearly all that a dataset costs. A `tf.function` of them is made once, but computes in the pool
-    of threads that clients train in, and waits there behind whole steps of training.
+    TensorFlow builds, places and optimises a graph for each eager dataset operation, every time:
+    nearly the whole cost of a dataset. A `tf.function` of them is built once, but runs in the
+    thread pool that clients train in, and waits there behind whole training steps.
     """
     number = len(columns[0])
     specs = _specs(tuple((column.shape[1:], column.dtype.name) for column in columns))
@@ -151,10 +151,10 @@ def _specs(forms: tuple[tuple[tuple[int, ...], str], ...]) -> collections.Ordere
 
 
 class _Batches(tf.data.Dataset):
-    """A source of batches.
+    """A source dataset of batches.
 
-    As `tf.data.experimental.from_variant` makes one, but known to have no stages before it: of
-    what comes from there a reader must fear that it shuffles.
+    Like one from `tf.data.experimental.from_variant`, but known to have no earlier stages; one
+    from there a reader must treat as possibly shuffled.
     """
 
     def __init__(self, variant: tf.Tensor, spec: collections.OrderedDict):
@@ -176,7 +176,7 @@ def _stable_hash(client_id) -> int:
 
 
 def _round_rows(rows, steps, batch_size, key) -> np.ndarray:
-    """Row numbers of one round's batches, laid end to end."""
+    """Row numbers of one round's batches, concatenated."""
     if not len(rows):
         return rows
     number = len(rows) if steps is None else steps * batch_size

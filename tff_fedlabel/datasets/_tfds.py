@@ -20,15 +20,15 @@ _BATCH = 1024
 
 @dataclasses.dataclass(frozen=True)
 class _Dataset:
-    """What this package knows of one tensorflow-datasets entry.
+    """What this package knows about one tensorflow-datasets entry.
 
     Attributes:
       builder: its name there, which is also its folder under `data_dir`.
-      version: the version the pinned release prepares; only named to the user.
+      version: the version the pinned release prepares; only shown to the user.
       num_classes: number of classes.
       image_size: height and width of the images.
-      url: where it is downloaded from; asked first so that a missing network is told at once
-        instead of after minutes of retries.
+      url: where it is downloaded from; probed first so that a missing network is reported at
+        once instead of after minutes of retries.
       label_names: names for entries whose prepared form may lack them.
       transposed: whether rows and columns are swapped in the stored images.
     """
@@ -94,7 +94,7 @@ def _find_folder(root: pathlib.Path, dataset: _Dataset) -> pathlib.Path | None:
     parent = root / dataset.builder
     if parent.is_dir():
         for path in parent.iterdir():
-            # Not "3.0.2.incompleteXYZ", which a download that was cut off leaves behind.
+            # Not "3.0.2.incompleteXYZ", which an interrupted download leaves behind.
             if path.is_dir() and re.fullmatch(r"\d+\.\d+\.\d+", path.name):
                 versions[tuple(map(int, path.name.split(".")))] = path
     return versions[max(versions)] if versions else None
@@ -120,7 +120,7 @@ def _download(name, dataset, root) -> None:
                 tfds = _import_tfds()
                 builder = tfds.builder(dataset.builder, data_dir=str(root), try_gcs=False)
                 builder.download_and_prepare()
-    except Exception as error:  # tensorflow-datasets lets whatever its downloader raises through.
+    except Exception as error:  # tensorflow-datasets passes on whatever its downloader raises.
         message = _where_to_put(name, dataset, root, f"could not be downloaded ({reason(error)})")
         raise DataNotFoundError(message) from error
 
@@ -135,7 +135,7 @@ def _probe(url: str) -> None:
 
 
 def _import_tfds():
-    """tensorflow-datasets, imported late (it is slow) and with its log kept to warnings."""
+    """tensorflow-datasets, imported late (it is slow) and with its log limited to warnings."""
     import tensorflow_datasets as tfds
 
     logging.getLogger("absl").addFilter(_drop_tfds_info)
@@ -152,7 +152,7 @@ def _open_folder(name: str, dataset: _Dataset, folder: pathlib.Path) -> Publishe
             raise _corrupt(name, folder, f"{file} is missing")
     tfds = _import_tfds()
     try:
-        # From the files alone: the named builder would ask Google's servers for its description.
+        # From the files alone: the named builder would fetch its description from Google's servers.
         builder = tfds.builder_from_directory(str(folder))
         sizes = {key: int(builder.info.splits[key].num_examples) for key in builder.info.splits}
         image_shape = tuple(builder.info.features["image"].shape)
@@ -160,7 +160,9 @@ def _open_folder(name: str, dataset: _Dataset, folder: pathlib.Path) -> Publishe
         num_classes = label.num_classes
         names = getattr(label, "names", None)
     except Exception as error:  # JSON, proto and key errors alike: the description is unreadable.
-        raise _corrupt(name, folder, f"its description cannot be read ({_line(error)})") from error
+        raise _corrupt(
+            name, folder, f"its description cannot be read ({_first_line(error)})"
+        ) from error
     for split in ("train", "test"):
         if not sizes.get(split):
             raise _corrupt(name, folder, f"dataset_info.json has no images in split {split!r}")
@@ -206,10 +208,12 @@ def _read_split(name, dataset, folder, builder, split) -> Batches:
         for images, labels in data.map(decode, tf.data.AUTOTUNE).batch(_BATCH).as_numpy_iterator():
             yield np.swapaxes(images, 1, 2) if dataset.transposed else images, labels
     except (tf.errors.OpError, OSError, AssertionError, ValueError) as error:
-        raise _corrupt(name, folder, f"split {split!r} cannot be read ({_line(error)})") from error
+        raise _corrupt(
+            name, folder, f"split {split!r} cannot be read ({_first_line(error)})"
+        ) from error
 
 
-def _line(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     text = getattr(error, "message", None) or str(error) or type(error).__name__
     # TensorFlow prefixes the failing node, which tells the user nothing.
     return re.sub(r"^\{\{.*?\}\}\s*", "", text.strip().splitlines()[0])
@@ -217,5 +221,5 @@ def _line(error: Exception) -> str:
 
 def _corrupt(name, folder, what) -> CorruptDataError:
     return CorruptDataError(
-        f"{name}: {folder} is damaged: {what}; delete that folder and get it again"
+        f"{name}: {folder} is damaged: {what}; delete that folder and download it again"
     )

@@ -5,7 +5,7 @@
                          batch_size=32)
     process.next(state, list(cohort))
 
-Images are held once, in the array they came in; clients are row numbers into it.
+Images are stored once, in the array that was passed; clients are row numbers into it.
 """
 
 import collections
@@ -50,19 +50,19 @@ def from_arrays(
 ) -> FederatedData:
     """Clients from arrays with one row for each image.
 
-    Lists and pandas' columns are taken too, with their strings, categories and nullable types.
+    Lists and pandas columns (strings, categories, nullable types) are accepted too.
 
     Args:
       x: uint8 in 0..255 or float32 in [0, 1], [n, h, w, c] with c 1 or 3; or flat features [n, d],
         uint8 or any finite float32. Kept, not copied: do not write to it afterwards.
-      y: whole numbers [n], 0..num_classes - 1; ignored where not labelled, where they may also be
-        missing (NaN or `pandas.NA`).
-      client_ids: [n], all str or all integers: who holds each image.
+      y: whole numbers [n], 0..num_classes - 1; ignored for unlabelled images, where they may also
+        be missing (NaN or `pandas.NA`).
+      client_ids: [n], all str or all integers: the client that holds each image.
       labeled: bool [n].
       num_classes: default: one more than the largest label.
       label_names: one for each class.
-      hidden_y: whole numbers [n], true labels of all images where they are known (simulations),
-        for diagnosis and `all_labeled`; default: not known.
+      hidden_y: whole numbers [n], true labels of all images if they are known (simulations), for
+        diagnosis and `all_labeled`; default: not known.
 
     Returns:
       The same kind of object as the built-in tasks use.
@@ -84,7 +84,7 @@ def from_arrays(
     rows = {
         client: (own[labeled[own]], own[~labeled[own]]) for client, own in _rows_by_client(owners)
     }
-    return _checked(
+    return _build_checked(
         x,
         y,
         rows,
@@ -101,11 +101,11 @@ def from_datasets(
     num_classes: int | None = None,
     label_names: Sequence[str] | None = None,
 ) -> FederatedData:
-    """Clients from `tf.data`, read to the end, once, in this call.
+    """Clients from `tf.data`, which this call reads once to the end.
 
     Args:
       datasets: client id -> (labelled, unlabelled), unbatched: single images. The first has
-        elements dict(x=, y=), the second dict(x=), a `y` there is ignored; either may be None.
+        elements dict(x=, y=), the second dict(x=) (a `y` is ignored); either may be None.
         x and y as in `from_arrays`.
       num_classes: default: one more than the largest label.
       label_names: one for each class.
@@ -151,7 +151,7 @@ def from_datasets(
     if not images:
         raise ClientDataError(None, "x", "there are no images")
     x, y = np.concatenate(images), np.concatenate(labels)
-    return _checked(
+    return _build_checked(
         x, y, rows, owners.__getitem__, num_classes=num_classes, label_names=label_names
     )
 
@@ -165,7 +165,7 @@ def from_source(
     num_classes: int | None = None,
     label_names: Sequence[str] | None = None,
 ) -> FederatedData:
-    """Clients of a simulation: labelled images partitioned, most labels then hidden.
+    """Clients of a simulation: partitions labelled images, then hides most of the labels.
 
     Args:
       examples: images and labels, for instance `sources.load(...).train`.
@@ -180,8 +180,8 @@ def from_source(
 
     Raises:
       ClientDataError: images or labels are unusable.
-      ValueError: `labeled_fraction` or `seed` out of range, or `parts` names a row twice or one
-        that does not exist. `WrongTypeError`, which is a ValueError too, where a type is wrong.
+      ValueError: `labeled_fraction` or `seed` out of range, or `parts` contains a row twice or one
+        that does not exist. `WrongTypeError`, which is a ValueError too, if a type is wrong.
     """
     partition.check_labeled_fraction(labeled_fraction)
     seed = check_seed(seed)
@@ -190,7 +190,7 @@ def from_source(
         raise ClientDataError(None, "x", "there are no images")
     parts = [_row_numbers(part) for part in parts]
     if not parts:
-        raise ValueError("parts must name the images of at least one client, got none.")
+        raise ValueError("parts must contain the images of at least one client, got none.")
     used = np.concatenate(parts)
     if used.size and (used.min() < 0 or used.max() >= number):
         raise ValueError(
@@ -200,7 +200,7 @@ def from_source(
     owner[used] = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
     if np.count_nonzero(owner >= 0) != used.size:
         row = int(np.argmax(np.bincount(used) > 1))
-        raise ValueError(f"parts must not name an image twice, as they do image {row}.")
+        raise ValueError(f"parts must not contain an image twice; image {row} is repeated.")
     _client_data_checks.check_image_spec(None, examples.x.shape[1:], examples.x.dtype)
     check_column("y", examples.y, number)
     _client_data_checks.check_label_dtype(None, examples.y.dtype)
@@ -208,7 +208,7 @@ def from_source(
         client: partition.split_labeled(part, labeled_fraction, seed, client)
         for client, part in enumerate(parts)
     }
-    return _checked(
+    return _build_checked(
         examples.x,
         examples.y,
         rows,
@@ -222,15 +222,15 @@ def from_source(
 def evaluation_dataset(examples: Examples, batch_size: int) -> tf.data.Dataset:
     """All examples in order: Dataset of OrderedDict(x uint8 [b, h, w, c], y int32 [b]).
 
-    The last batch holds what is left. ValueError where `batch_size` is below 1.
+    The last batch holds what is left. ValueError if `batch_size` is below 1.
     """
     batch_size = check_int("batch_size", batch_size)
     element = collections.OrderedDict(x=examples.x, y=examples.y)
     return tf.data.Dataset.from_tensor_slices(element).batch(batch_size)
 
 
-def _checked(x, y, rows, owner, *, num_classes, label_names, hidden_y=None) -> FederatedData:
-    """Checks values, hides the labels that are not to be seen, and builds the object."""
+def _build_checked(x, y, rows, owner, *, num_classes, label_names, hidden_y=None) -> FederatedData:
+    """Checks values, hides the labels of unlabelled images, and builds the object."""
     _client_data_checks.check_image_values(x, owner)
     labeled_rows = np.sort(np.concatenate([labeled for labeled, _ in rows.values()]))
     all_rows = np.sort(np.concatenate([np.concatenate(parts) for parts in rows.values()]))
@@ -257,7 +257,7 @@ def _checked(x, y, rows, owner, *, num_classes, label_names, hidden_y=None) -> F
 
 
 def _number_of_classes(num_classes: int | None, label_names) -> int | None:
-    """What the caller says it is; None where that is to be seen from the labels."""
+    """The number that the caller gives; None if it is to be inferred from the labels."""
     if num_classes is not None:
         num_classes = check_int("num_classes", num_classes, limit=2**31)
     if label_names is None:
@@ -272,7 +272,7 @@ def _number_of_classes(num_classes: int | None, label_names) -> int | None:
 
 def _rows_by_client(owners: list[ClientId]) -> list[tuple[ClientId, np.ndarray]]:
     """(client, its row numbers in ascending order), clients in ascending order."""
-    # In ascending order, since the order in the input must not matter for a run.
+    # Sorted, since the order in the input must not matter for a run.
     distinct = sorted(set(owners))
     number = {client: k for k, client in enumerate(distinct)}
     numbers = np.array([number[owner] for owner in owners])

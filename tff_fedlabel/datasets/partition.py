@@ -32,22 +32,22 @@ def partition(
     """Divides rows across clients with label skew.
 
     "client" (Hsu, Qi and Brown 2019, "Measuring the effects of non-identical data distribution for
-    federated visual classification", as the paper's section on data partitioning cites): client k
+    federated visual classification", cited in the paper's section on data partitioning): client k
     draws a class mixture q_k ~ Dir(alpha N p), N the number of classes and p their frequencies in
     `labels`, and takes its images one by one from it without replacement; a class that is used up
     drops out and the mixture is renormalised over the others. The frequencies make
     alpha -> infinity IID for unbalanced classes too. (Hsu et al. write Dir(alpha p): their alpha is
-    N times this one.) Every client has floor(n / num_clients) images, and the fewer than
-    `num_clients` images left over are unused.
+    N times this one.) Every client has floor(n / num_clients) images; the remaining images, fewer
+    than `num_clients`, are unused.
 
     With balanced classes that is the symmetric Dir(alpha). With others it is not: a class of half
     the mean frequency has the concentration alpha / 2, so that rare classes (the letters of EMNIST,
     which has more of each digit) are more skewed than alpha says, and frequent ones less.
 
-    "client_symmetric": the same with q_k ~ Dir(alpha), each class's concentration alpha whatever
-    its frequency. Mixtures are then even over the classes in the mean, so with unbalanced classes
-    the first clients use up the rare ones, the last have what is left, and alpha -> infinity is
-    not IID.
+    "client_symmetric": the same with q_k ~ Dir(alpha): each class has concentration alpha whatever
+    its frequency. On average the mixtures are then uniform over the classes, so with unbalanced
+    classes the first clients use up the rare ones, the last get what is left, and
+    alpha -> infinity is not IID.
 
     "class": the images of each class are divided by client shares drawn from a symmetric
     Dir(alpha). All images are used; sizes vary, and a client may have few images or none.
@@ -66,7 +66,7 @@ def partition(
 
     Raises:
       ValueError: naming the argument that is out of range. `WrongTypeError`, which is a ValueError
-        too, where a type is wrong.
+        too, if a type is wrong.
     """
     labels = _check_labels(labels)
     num_clients = check_int("num_clients", num_clients)
@@ -104,7 +104,7 @@ def split_labeled(
 
     Raises:
       ValueError: naming the argument that is out of range. `WrongTypeError`, which is a ValueError
-        too, where a type is wrong.
+        too, if a type is wrong.
     """
     indices = np.asarray(indices)
     if indices.ndim != 1:
@@ -132,7 +132,7 @@ def class_counts(
 ) -> np.ndarray:
     """Images by client and class: int64 [clients, num_classes].
 
-    `num_classes` is by default one more than the largest label; ValueError where it is less.
+    `num_classes` is by default one more than the largest label; ValueError if it is less.
     """
     labels = _check_labels(labels)
     least = int(labels.max()) + 1
@@ -154,7 +154,7 @@ def describe(parts: list[np.ndarray], labels: np.ndarray) -> str:
 
 
 def check_labeled_fraction(labeled_fraction: float) -> float:
-    """Returns a number in (0, 1]; ValueError where it is none."""
+    """Returns a number in (0, 1]; ValueError if it is not one."""
     return check_number("labeled_fraction", labeled_fraction, 0.0, 1.0, open_low=True)
 
 
@@ -169,9 +169,9 @@ def _by_client(labels, num_clients, size, alpha, by_frequency, rng) -> list[np.n
     for client in range(num_clients):
         missing = size
         while missing:
-            # Drawing the missing images at once and refusing those of a class that is used up
-            # gives the same counts as drawing one by one and renormalising: the refused draws
-            # are made again from the classes that are left.
+            # Drawing the missing images at once and rejecting those of a class that is used up
+            # gives the same counts as drawing one by one and renormalising: the rejected draws
+            # are repeated from the classes that are left.
             mixture = _normalise(np.where(available > 0, log_mixtures[client], -np.inf))
             taken = np.minimum(rng.multinomial(missing, mixture), available)
             counts[client] += taken
@@ -188,7 +188,7 @@ def _by_class(labels, num_clients, alpha, rng) -> list[np.ndarray]:
             shares = np.full(num_clients, 1.0 / num_clients)
         else:
             shares = _normalise(_log_dirichlet(rng, np.full(num_clients, alpha), 1)[0])
-        # In random order, or rounding would favour the same clients in every class.
+        # In random order; otherwise rounding would favour the same clients in every class.
         clients = rng.permutation(num_clients)
         edges = np.floor(np.cumsum(shares[clients]) * number + 1e-9).astype(np.int64)
         edges[-1] = number
@@ -197,7 +197,7 @@ def _by_class(labels, num_clients, alpha, rng) -> list[np.ndarray]:
 
 
 def _hand_out(labels, counts, rng) -> list[np.ndarray]:
-    """Random rows for counts [clients, classes] of images."""
+    """Draws random rows for counts [clients, classes] of images."""
     num_clients = len(counts)
     shuffled = rng.permutation(len(labels))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
@@ -219,7 +219,7 @@ def _log_dirichlet(rng, concentration, number) -> np.ndarray:
     zero, all at once in the worst case, and their order would be lost.
     """
     shape = (number, len(concentration))
-    if np.isinf(concentration).any():  # All that have images have the same share.
+    if np.isinf(concentration).any():  # All classes with images have the same share.
         return np.where(concentration > 0, np.zeros(shape), -np.inf)
     with np.errstate(divide="ignore", invalid="ignore"):
         # 1 - U is in (0, 1]. A class without images has concentration 0 and log share -inf.

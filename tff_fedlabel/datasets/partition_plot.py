@@ -32,13 +32,13 @@ def plot_partition(
     data: FederatedData, path: str, *, title: str = "", clients_shown: int = 12
 ) -> None:
     """Writes a PNG of three panels: images by class and client; class shares of the labelled and
-    the unlabelled images of some clients; and how far the two lie apart for every client (what the
+    the unlabelled images of some clients; and the distance of the two for every client (as the
     paper's fig:moti2 shows for its clients).
 
     Args:
       data: clients with hidden labels known.
-      path: the file to write; missing folders are made.
-      title: above the picture.
+      path: the file to write; missing folders are created.
+      title: shown above the panels.
       clients_shown: clients in the second panel, evenly spaced over all, >= 1.
 
     Raises:

@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 SPLITS = ("pooled", "official")
-# By name: heights and widths in pixels that there are, the default first.
+# Name -> available image sizes (height and width in pixels), the default first.
 IMAGE_SIZES: dict[str, tuple[int, ...]] = {
     "digits": (8,),
     **{name: (dataset.image_size,) for name, dataset in _tfds.DATASETS.items()},
@@ -72,7 +72,7 @@ class Source:
       name: the name given to `load`.
       train: what is partitioned across clients.
       validation: for choosing hyper-parameters.
-      test: for the figures that are reported.
+      test: for the reported results.
       num_classes: number of classes, N.
       label_names: N names, in the order of the labels.
     """
@@ -87,9 +87,9 @@ class Source:
     def fingerprint(self) -> str:
         """64 hexadecimal digits (SHA-256) that change when any image or label does.
 
-        Taken over dtype, shape and values of images and labels, over which of them are for
-        training, validation and test, and the number of classes; not over names. The same in every
-        process and on every machine.
+        It covers dtype, shape and values of images and labels, the split into training, validation
+        and test, and the number of classes, but not names. It is the same in every process and on
+        every machine.
         """
         result = Fingerprint("Source")
         result.add_text(str(self.num_classes))
@@ -117,9 +117,9 @@ def load(
       data_dir: the folder that holds `<name>/<version>/` as tensorflow-datasets prepares it, or
         `<name>.npz` as MedMNIST publishes it. Default: tensorflow-datasets' own
         (`$TFDS_DATA_DIR` or `~/tensorflow_datasets`) and `~/.medmnist`. `digits` needs none.
-      split: "pooled" puts every published split together, then divides 80/5/15 into train,
-        validation and test by `seed` (the paper's appendix). "official" keeps the published test
-        set, and the published validation set or else 5% of the training images, chosen by `seed`.
+      split: "pooled" merges all published splits, then divides them 80/5/15 into train, validation
+        and test by `seed` (the paper's appendix). "official" keeps the published test set, and the
+        published validation set or else 5% of the training images, chosen by `seed`.
       seed: decides which images go where; in [0, 2**31).
       download: fetch the data when it is not on disk. False never touches the network.
       image_size: height and width in pixels, one of `IMAGE_SIZES[name]`; default: the first of
@@ -131,8 +131,8 @@ def load(
 
     Raises:
       ValueError: unknown `name`, `split` or `image_size`, `seed` out of range, or "official" for a
-        data set that has no published test set. `WrongTypeError`, which is a ValueError too, where
-        a type is wrong.
+        data set that has no published test set. `WrongTypeError`, which is a ValueError too, if a
+        type is wrong.
       DataNotFoundError: not on disk, and not allowed or not possible to download.
       CorruptDataError: files are damaged or incomplete.
     """
@@ -168,7 +168,7 @@ def _check_image_size(name: str, image_size: int | None) -> int:
 
 
 def _split_rows(name, published_sizes, split, seed):
-    """Row numbers (published splits laid end to end) in final order, and the three sizes."""
+    """Row numbers (published splits concatenated) in final order, and the three sizes."""
     rng = np.random.default_rng(np.random.SeedSequence((seed, 0x5EED)))
     total = sum(published_sizes.values())
     if split == "pooled":
@@ -193,7 +193,7 @@ def _split_rows(name, published_sizes, split, seed):
 
 
 def _read_in_order(name, published: Published, order):
-    """All images and labels, each written straight to its final row so they are held once."""
+    """All images and labels, each written straight to its final row, so no second copy exists."""
     position = np.empty(len(order), np.int64)
     position[order] = np.arange(len(order))
     x = np.empty((len(order), *published.image_shape), np.uint8)
@@ -228,7 +228,7 @@ def _open(name: str, data_dir: str | None, download: bool, image_size: int) -> P
 
 
 def _open_digits() -> Published:
-    # scikit-learn carries the images in its own package.
+    # scikit-learn ships with the images.
     from sklearn.datasets import load_digits
 
     data = load_digits()
