@@ -261,7 +261,7 @@ def test_damaged_checkpoint_is_named(copy):
         path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(training.CheckpointError, match=f"^checkpoint {ROUNDS} .* delete it"):
         training.run(config, output_dir, resume=True)
-    # As the message says: without it, the one before is good.
+    # As the message says: without it, the previous one is good.
     shutil.rmtree(output_dir / "checkpoints" / f"round_{ROUNDS}")
     training.run(config, output_dir, resume=True)
     assert (output_dir / "summary.json").exists()

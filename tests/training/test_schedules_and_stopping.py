@@ -194,7 +194,7 @@ def test_other_data_is_refused(tmp_path, monkeypatch):
     config = config_of(rounds=1)
     training.run(config, tmp_path)
     monkeypatch.setattr(experiment.Experiment, "fingerprint", lambda self: "another")
-    with pytest.raises(training.RunDirectoryError, match="begun with other data"):
+    with pytest.raises(training.RunDirectoryError, match="started with different data"):
         training.run(config_of(rounds=2), tmp_path, resume=True)
     monkeypatch.undo()
 

@@ -14,7 +14,7 @@ class CheckpointError(RuntimeError):
 
 
 class Checkpoints:
-    """Checkpoints of a run, as TFF's program state manager writes them.
+    """Checkpoints of a run, written by TFF's program state manager.
 
     Args:
       path: The run directory.
@@ -31,13 +31,13 @@ class Checkpoints:
         )
 
     def save(self, content: Any, round_num: int) -> None:
-        """Saves a structure of arrays under the number of completed rounds; the last two stay."""
+        """Saves a structure of arrays under the number of completed rounds; keeps the last two."""
         _notebook.wait(self._last.save(content, version=round_num))
 
     def save_best(self, content: Any, round_num: int) -> None:
-        """Saves it in `checkpoints/best`, in place of what is there."""
+        """Saves it in `checkpoints/best`, replacing what is there."""
         versions = _notebook.wait(self._best.get_versions()) or []
-        if round_num in versions:  # Computed again after a crash, to the same bits.
+        if round_num in versions:  # Computed again after a crash, bit for bit the same.
             return
         _notebook.wait(self._best.save(content, version=round_num))
 
@@ -45,7 +45,7 @@ class Checkpoints:
         """The newest saved content and its round; None if there is none.
 
         Args:
-          structure: Like what was saved; the values do not matter.
+          structure: A structure like the saved one; the values do not matter.
 
         Raises:
           CheckpointError: It is damaged.
@@ -56,6 +56,6 @@ class Checkpoints:
             version = max(_notebook.wait(self._last.get_versions()) or [0])
             raise CheckpointError(
                 f"checkpoint {version} in {self._path} cannot be read ({type(error).__name__}); if "
-                "it is damaged, delete it to resume from the one before."
+                "it is damaged, delete it to resume from the previous one."
             ) from error
         return None if saved is None else (saved, version)

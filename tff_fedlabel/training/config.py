@@ -1,4 +1,4 @@
-"""The choices of one run, and what the task decides where nobody does."""
+"""The choices of one run, with the task's defaults for what is not given."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from tff_fedlabel import _parameters, _validation, algorithms, augmentation, tasks
 from tff_fedlabel.datasets import partition, sources
 
-# The strong augmentations that can be asked for by name.
+# The strong augmentations that can be chosen by name.
 STRONG_AUGMENTS = {
     "paper": augmentation.RandAugment(),
     "single": augmentation.RandAugment.single(),
@@ -28,12 +28,12 @@ class RunConfig:
       task: Name of the task in `tasks.TASKS`.
       source: Name of the data set in `datasets.sources`.
       model: cnn, resnet18, resnet34 or resnet50.
-      num_clients: Clients M that the images are dealt out to.
+      num_clients: Clients M that the images are divided among.
       clients_per_round: Clients m in a round.
       alpha: Dirichlet parameter of the partition, 0.01 to inf (IID).
       labeled_fraction: Share of each client's images that keep their label, in (0, 1].
       rounds: Communication rounds T.
-      lr: Learning rate eta of the clients' SGD, in the first round where it follows a schedule.
+      lr: Learning rate eta of the clients' SGD; with a schedule, that of the first round.
       batch_size: Images in a batch, labelled and unlabelled.
       tau: Labelled steps of a client in a round, or "epoch": one pass over its labelled images.
       tau_unlabeled: Unlabelled steps tau', or "epoch".
@@ -42,12 +42,12 @@ class RunConfig:
       width: Width of the model (64 for ResNets); None is the model's own default.
       algorithm: Name in `algorithms.ALGORITHMS`.
       partition: client (each client's mixture of classes is Dir(alpha N p), p the shares of N
-        classes), client_symmetric (it is plain Dir(alpha)) or class (each class is divided over
+        classes), client_symmetric (it is plain Dir(alpha)) or class (each class is divided among
         the clients by Dir(alpha)).
       split: pooled (80/5/15 of all published images) or official (the published test set).
-      image_size: Side of the images in pixels, for data sets that come in several; None is the
-        data set's own default.
-      mixed_precision: float16 or bfloat16: the model computes in it, from weights in float32, for
+      image_size: Side of the images in pixels, for data sets that come in several sizes; None is
+        the data set's own default.
+      mixed_precision: float16 or bfloat16: the model computes in it, with float32 weights, for
         fast GPUs; None is float32 throughout.
       lr_schedule: How lr changes over the rounds: constant, cosine (to 0), step (a tenth after half
         of the rounds, a hundredth after three quarters) or inverse_sqrt (1 / sqrt(1 + round)).
@@ -57,7 +57,7 @@ class RunConfig:
       server_momentum: Momentum of the server's SGD.
       seed: Seed of everything: splits, partition, labels kept, initial weights, sampling,
         augmentation.
-      parameters: The method's own parameters, as far as they are not the method's defaults.
+      parameters: The method's own parameters that replace the method's defaults.
 
     Raises:
       ValueError: A field is out of its range or of the wrong type; the message names it.
@@ -146,7 +146,7 @@ class RunConfig:
         object.__setattr__(self, "parameters", checked)
 
     def algorithm_config(self) -> Any:
-        """The method's parameters (for instance `FedLabelConfig`) as this run wants them."""
+        """The method's parameters (for instance `FedLabelConfig`) for this run."""
         wanted = dict(self.parameters)
         known = _method_fields(self.algorithm)
         if "seed" in known:
@@ -156,12 +156,12 @@ class RunConfig:
         return algorithms.METHODS[self.algorithm].config_class(**wanted)
 
     def choices(self) -> dict[str, Any]:
-        """All choices by name, the method's parameters among them, as `make_config` takes them."""
+        """All choices by name, including the method's parameters, as `make_config` takes them."""
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         return {**fields, **fields.pop("parameters")}
 
 
-# What a method's configuration has and a run sets for it.
+# Fields of a method's configuration that the run sets.
 _SET_BY_THE_RUN = ("seed", "strong_augment")
 
 
@@ -180,7 +180,7 @@ def make_config(task: str, algorithm: str = "fedlabel", **choices: Any) -> RunCo
 
     Raises:
       ValueError: The task is unknown (the message has the nearest name), a choice is out of range,
-        or nothing is called like it.
+        or there is no choice of that name.
     """
     _validation.check_name("task", task, tasks.TASKS)
     _validation.check_name("algorithm", algorithm, algorithms.METHODS)
@@ -192,7 +192,7 @@ def make_config(task: str, algorithm: str = "fedlabel", **choices: Any) -> RunCo
     known = own.union(*(_method_fields(name) for name in algorithms.METHODS))
     for name in [name for name in given if name not in own]:
         if name not in known:
-            raise ValueError(f"there is no choice {name!r}{_validation.nearest(name, known)}.")
+            raise ValueError(f"unknown choice {name!r}{_validation.nearest(name, known)}.")
         parameters[name] = given.pop(name)
     return RunConfig(task=task, algorithm=algorithm, **{**defaults, **given}, parameters=parameters)
 
@@ -205,28 +205,28 @@ def run_parameters() -> dict[str, _parameters.Parameter]:
 def method_parameters() -> dict[str, _parameters.Parameter]:
     """The parameters of all methods that can be set from text, by name.
 
-    What several methods have is explained by the first of them; the help names them all.
+    A parameter of several methods is explained by the first of them; the help names them all.
     """
     found: dict[str, _parameters.Parameter] = {}
-    having: dict[str, list[str]] = {}
+    methods_with: dict[str, list[str]] = {}
     for name, method in algorithms.METHODS.items():
         for parameter in _parameters.of(method.config_class).values():
             if parameter.name not in _SET_BY_THE_RUN:
                 found.setdefault(parameter.name, parameter)
-                having.setdefault(parameter.name, []).append(name)
+                methods_with.setdefault(parameter.name, []).append(name)
     return {
-        name: parameter._replace(help=f"{parameter.help} ({', '.join(having[name])})")
+        name: parameter._replace(help=f"{parameter.help} ({', '.join(methods_with[name])})")
         for name, parameter in found.items()
     }
 
 
 def lr_factor(schedule: str, round_num: int, rounds: int) -> float:
-    """What the learning rate is multiplied by in a round.
+    """The factor of the learning rate in a round.
 
     Args:
       schedule: One of `LR_SCHEDULES`.
       round_num: 0 in the first round.
-      rounds: T, how many there are.
+      rounds: T, the number of rounds.
     """
     if schedule == "cosine":
         return 0.5 * (1.0 + math.cos(math.pi * round_num / rounds))

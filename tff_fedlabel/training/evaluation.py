@@ -11,7 +11,7 @@ import tensorflow_federated as tff
 
 from tff_fedlabel.datasets import federated
 
-# So few that a signal, which waits for the end of a batch, is heeded soon.
+# Small, since a signal waits for the end of a batch.
 _BATCH = 100
 
 
@@ -58,7 +58,7 @@ NOT_EVALUATED = dict.fromkeys(
 
 
 def evaluations(experiment, state) -> dict[str, float]:
-    """The values of `NOT_EVALUATED` for the model of a state."""
+    """Evaluates the model of a state; the keys are those of `NOT_EVALUATED`."""
     weights = experiment.process.get_model_weights(state)
     values = []
     for examples in (experiment.source.validation, experiment.source.test):

@@ -15,12 +15,12 @@ from tff_fedlabel.datasets import federated, partition, sources
 from tff_fedlabel.training import config as configuration
 from tff_fedlabel.training import memory as client_memory
 
-_SAMPLING = 1  # Sets the stream of client sampling apart from others of the same seed.
+_SAMPLING = 1  # Separates the random stream of client sampling from others of the same seed.
 
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """What `build` made of a `RunConfig`.
+    """What `build` makes from a `RunConfig`.
 
     Attributes:
       config: The run's choices.
@@ -29,8 +29,8 @@ class Experiment:
       model: The functional model.
       process: The learning process, built with `diagnose` where the method reads unlabelled
         images, since the hidden labels are known here.
-      initial_memory: What a client that has not taken part yet remembers; None for a method
-        without memory.
+      initial_memory: The memory of a client that has not taken part yet; None for a method without
+        memory.
     """
 
     config: configuration.RunConfig
@@ -45,7 +45,7 @@ class Experiment:
         return algorithms.METHODS[self.config.algorithm]
 
     def fingerprint(self) -> str:
-        """Changes when the data does: the clients', or the images that runs are evaluated on."""
+        """Changes when the clients' data or the evaluation images change."""
         return f"{self.clients.fingerprint()[:32]}{self.source.fingerprint()[:32]}"
 
     def new_memory(self) -> client_memory.ClientMemory | None:
@@ -61,10 +61,10 @@ class Experiment:
 
         Args:
           round_num: 0 in the first round.
-          memory: What the clients remember, where the method has memory.
+          memory: The clients' memory, if the method has memory.
 
         Returns:
-          One element for each client, made when it is asked for and not kept.
+          One element for each client, built on access and not kept.
         """
         config = self.config
         tau, tau_unlabeled = (
@@ -80,17 +80,17 @@ class Experiment:
             [self.clients.client_ids[client] for client in drawn],
             round_num,
             labeled_steps=tau,
-            # What is not read need not travel to the worker.
+            # Data that is not read need not be sent to the worker.
             unlabeled_steps=tau_unlabeled if reads_unlabeled else 1,
             batch_size=config.batch_size,
             seed=config.seed,
             with_hidden_labels=reads_unlabeled,
         )
-        return cohort if memory is None else _Remembering(cohort, drawn, memory, round_num)
+        return cohort if memory is None else _CohortWithMemory(cohort, drawn, memory, round_num)
 
 
-class _Remembering(Sequence):
-    """A cohort whose clients are given what they remember."""
+class _CohortWithMemory(Sequence):
+    """A cohort that attaches the clients' memories to their data."""
 
     def __init__(self, cohort, clients, memory, round_num: int):
         self._cohort, self._clients = cohort, clients
@@ -101,7 +101,7 @@ class _Remembering(Sequence):
 
     def __getitem__(self, index):
         if isinstance(index, slice):
-            return _Remembering(
+            return _CohortWithMemory(
                 self._cohort[index], self._clients[index], self._memory, self._round_num
             )
         client = int(self._clients[index])
@@ -109,11 +109,11 @@ class _Remembering(Sequence):
 
 
 def build(config: configuration.RunConfig, data_dir: str | None = None) -> Experiment:
-    """Loads the data, deals it out to the clients, and builds model and process.
+    """Loads the data, divides it among the clients, and builds model and process.
 
     Args:
       config: The run's choices.
-      data_dir: Where the data sets lie; None is the loader's default.
+      data_dir: Where the data sets are; None is the loader's default.
 
     Raises:
       datasets.sources.DataNotFoundError, datasets.sources.CorruptDataError: The data is missing or
@@ -154,7 +154,7 @@ def build(config: configuration.RunConfig, data_dir: str | None = None) -> Exper
         ),
         diagnose=method.reads_unlabeled,
     )
-    # A method that trains at the server is given all labelled images there.
+    # A method that trains at the server gets all labelled images there.
     at_server = {} if method.server_training is None else {"server_data": clients.labeled_arrays()}
     return Experiment(
         config,
@@ -177,7 +177,7 @@ def _build_model(config, source) -> tff.learning.models.FunctionalModel:
 
 @contextlib.contextmanager
 def _keras_policy(dtype: str | None) -> Iterator[None]:
-    """Inside, Keras layers are made to compute in `dtype`; None changes nothing."""
+    """Keras layers made inside the block compute in `dtype`; None changes nothing."""
     if dtype is None:
         yield
         return

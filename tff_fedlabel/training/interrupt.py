@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM while a run goes on."""
+"""SIGINT and SIGTERM during a run."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ class Interrupted(Exception):
     """The run was asked to stop; every completed round is on disk.
 
     Attributes:
-      signal_number: The signal that asked.
+      signal_number: The signal that stopped it.
     """
 
     def __init__(self, when: str, output_dir: os.PathLike, signal_number: int):
@@ -24,7 +24,7 @@ class Interrupted(Exception):
 
 
 class Interrupt:
-    """Turns SIGINT and SIGTERM into KeyboardInterrupt, but only where work can be dropped.
+    """Turns SIGINT and SIGTERM into KeyboardInterrupt, but only where work can be discarded.
 
     Everywhere else (while files are written) the signal waits for the next such place.
     """
@@ -50,15 +50,15 @@ class Interrupt:
     def _handle(self, signal_number, _):
         self._pending, self.signal_number = True, signal_number
         if self._allowed:
-            # Here, since what is raised may arrive when `allowed` is already being left.
+            # Here, since the exception may arrive when `allowed` is already exiting.
             self._allowed = False
             raise KeyboardInterrupt
 
     @contextlib.contextmanager
     def allowed(self) -> Iterator[None]:
-        """Inside, a signal raises KeyboardInterrupt; one that came before does so at once.
+        """Inside the block a signal raises KeyboardInterrupt; one that came before does so at once.
 
-        It may be raised when the work inside is done, so see whether it is.
+        It may be raised after the work inside is done, so check for that.
         """
         self._allowed = True
         try:

@@ -2,18 +2,18 @@
 
 A run directory holds
 
-  config.json    every choice of the run, the versions it ran with, and the runtimes, each from
-                 the round on that it computed
+  config.json    every choice of the run, the versions it ran with, and the runtimes, each with
+                 the first round that it computed
   metrics.csv    one row for each round
   tensorboard/   the same for TensorBoard
   run.log        the same as text, and when the run was started, resumed, stopped
-  checkpoints/   the states of the last two rounds that were saved, as TFF's program state manager
-                 writes them; best/ holds the one of the best validation accuracy
-  round.json     the metrics of the round that was saved last, until they are in metrics.csv
+  checkpoints/   the states of the last two saved rounds, written by TFF's program state manager;
+                 best/ holds the state with the best validation accuracy
+  round.json     the metrics of the last saved round, until they are in metrics.csv
   summary.json   the result, once the run is finished
 
 A round is computed from the state before it and from (seed, round) alone, so a run that was
-stopped anywhere and resumed ends in the same weights as one that was not.
+stopped anywhere and resumed ends with the same weights as one that was not.
 """
 
 import collections
@@ -44,7 +44,7 @@ from tff_fedlabel.training.run_directory import (
 
 
 class ConfigError(ValueError):
-    """The choices of the run do not go with the data, with each other, or with the runtime."""
+    """The choices of the run do not fit the data, each other, or the runtime."""
 
 
 @_notebook.tells_errors_in_one_line
@@ -60,21 +60,21 @@ def run(
     progress: bool | None = None,
     on_round: Callable[[int, dict[str, float]], None] | None = None,
 ) -> dict[str, Any]:
-    """Trains, or goes on training, and leaves everything in `output_dir`.
+    """Starts or continues training, and writes everything to `output_dir`.
 
-    It may be called in a notebook's cell, where an event loop runs already. Its exceptions are
+    It may be called in a notebook cell, where an event loop is already running. Its exceptions are
     shown there in one line, and interrupting the cell stops it as Ctrl-C does elsewhere.
 
     Args:
       config: The run's choices; `make_config` makes one.
       output_dir: The run directory itself.
-      data_dir: Where the data sets lie.
-      resume: Whether to continue what lies in `output_dir`. With nothing there the run starts, and
-        a finished run returns its summary at once.
-      runtime: Name of the runtime, see `tff_fedlabel.runtime.use`. `"auto"` is the one that a
-        resumed run was in last, else `tff_fedlabel.runtime.choose`.
-      runtime_options: The runtime's own options. A run that is resumed in the runtime it was in
-        last keeps those that are not given.
+      data_dir: Where the data sets are.
+      resume: Whether to continue the run in `output_dir`. If there is none, a run starts; a
+        finished run returns its summary at once.
+      runtime: Name of the runtime, see `tff_fedlabel.runtime.use`. `"auto"` is the last runtime of
+        a resumed run, else `tff_fedlabel.runtime.choose`.
+      runtime_options: The runtime's own options. A run that is resumed in its last runtime keeps
+        the options that are not given.
       checkpoint_every: Rounds between checkpoints; the last round always has one.
       progress: Whether to show a progress bar; by default in a notebook only.
       on_round: Called after each round with the number of completed rounds and their metrics.
@@ -84,9 +84,9 @@ def run(
 
     Raises:
       RunDirectoryError: See there.
-      ConfigError: The choices do not go with the data, or the runtime has no such options.
+      ConfigError: The choices do not fit the data, or the runtime has no such options.
       CheckpointError: The newest checkpoint is damaged.
-      runtime.WorkerError and its like: The runtime did not start, or was lost.
+      runtime.WorkerError and similar: The runtime did not start, or was lost.
       Interrupted: SIGINT or SIGTERM arrived.
       datasets.sources.DataNotFoundError, datasets.sources.CorruptDataError: See there.
     """
@@ -113,8 +113,8 @@ def run(
         if finished is not None:
             return finished
         with contextlib.ExitStack() as stack:
-            # Before the data: a GPU that is not there should not cost a download, and how
-            # TensorFlow uses a GPU can be said only until its first operation.
+            # Before the data: a missing GPU should not cost a download, and TensorFlow's use of a
+            # GPU can be configured only before its first operation.
             try:
                 if runtime == "device":
                     at_once = options.get("max_concurrent_clients") or config.clients_per_round
@@ -153,10 +153,10 @@ def _build(config, data_dir, directory, interrupt) -> experiments.Experiment:
 
 
 class _Rounds:
-    """The rounds of one run, from where its directory says it is.
+    """The rounds of one run, starting from the last state in its directory.
 
-    What is saved is the state after a round. The round's metrics are in round.json from then on
-    until they have been evaluated and are in metrics.csv, so a stop in between loses neither.
+    The state is saved after a round. From then on the round's metrics are in round.json, until it
+    has been evaluated and they are in metrics.csv, so a stop in between loses neither.
     """
 
     def __init__(self, experiment, directory: RunDirectory, checkpoint_every: int, interrupt):
@@ -167,11 +167,11 @@ class _Rounds:
         self._memory = experiment.new_memory()
         self._state = self._process.initialize()
         self._done = self._saved = 0
-        self._evaluated = (0, dict(NOT_EVALUATED))  # of which round, and what came of it
+        self._evaluated = (0, dict(NOT_EVALUATED))  # round, evaluation
         self._load()
 
     def run(self, runtime: str, callbacks) -> dict[str, Any]:
-        """Computes the rounds that are missing; returns the summary."""
+        """Computes the remaining rounds; returns the summary."""
         config, directory = self._config, self._directory
         directory.check_rounds(self._done)
         start = self._done
@@ -180,7 +180,7 @@ class _Rounds:
         if unfinished is not None:
             self._finish_round(unfinished)
         best = _Best(directory.evaluated(self._done))
-        if best.round_num == self._done > 0:  # Perhaps stopped before it was kept.
+        if best.round_num == self._done > 0:  # Perhaps stopped before it was saved.
             self._checkpoints.save_best(self._content(), self._done)
         while self._done < config.rounds and not best.is_over(config.early_stopping_patience):
             metrics = self._finish_round(self._compute_round())
@@ -228,7 +228,7 @@ class _Rounds:
         return metrics
 
     def _evaluate(self, metrics: dict[str, float]) -> dict[str, float]:
-        """The evaluation of the state; `metrics` are of its round and not in metrics.csv yet."""
+        """Evaluates the state; `metrics` are those of its round, not in metrics.csv yet."""
         evaluated = None
         try:
             with self._interrupt.allowed():
@@ -240,7 +240,7 @@ class _Rounds:
         return evaluated
 
     def _stop(self, metrics: dict[str, float] | None = None):
-        """Saves what there is and says that the run was interrupted."""
+        """Saves the state and raises `Interrupted`."""
         self._save(metrics)
         self._directory.note(f"stopped after round {self._done}")
         raise Interrupted(
@@ -314,10 +314,10 @@ class _Rounds:
 
 
 class _Best:
-    """The evaluation with the best validation accuracy, the first of equals.
+    """The evaluation with the best validation accuracy; of equals, the first.
 
     Args:
-      evaluated: (round, validation accuracy) of the evaluations so far, in their order.
+      evaluated: (round, validation accuracy) of the evaluations so far, in order.
     """
 
     def __init__(self, evaluated):
@@ -327,7 +327,7 @@ class _Best:
             self.add(round_num, accuracy)
 
     def add(self, round_num: int, accuracy: float) -> bool:
-        """Takes an evaluation into account (or none: NaN); returns whether it is the best."""
+        """Adds an evaluation (NaN if there was none); returns whether it is the best so far."""
         if math.isnan(accuracy):
             return False
         self._without_better += 1

@@ -1,4 +1,4 @@
-"""What a method remembers of clients between rounds; it lives here, not at the server or in TFF."""
+"""A method's memory of clients between rounds, kept here rather than at the server or in TFF."""
 
 import collections
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ class ClientMemory(Mapping):
     """The memories of the clients that have taken part: client number -> structure of arrays.
 
     Args:
-      initial: What a client that has not taken part yet remembers, a structure of NumPy arrays.
+      initial: The memory of a client that has not taken part yet, a structure of NumPy arrays.
       helpers: `Method.choose_helpers`, or None.
     """
 
@@ -36,7 +36,7 @@ class ClientMemory(Mapping):
         return sum(array.nbytes for value in self._values.values() for array in value)
 
     def attach(self, data: collections.OrderedDict, client: int, round_num: int) -> Any:
-        """Adds to a client's data what the client, and its helpers, remember.
+        """Adds the memories of a client and of its helpers to the client's data.
 
         Args:
           data: What `FederatedData.client_dataset` gives.
@@ -65,10 +65,10 @@ class ClientMemory(Mapping):
         return tf.data.Dataset.from_tensor_slices(empty)
 
     def update(self, stacked: Mapping[str, Any]) -> None:
-        """Takes over what came out of a round: `OrderedDict(client=[n], value=)`, stacked."""
+        """Stores the memories that a round returned: `OrderedDict(client=[n], value=)`, stacked."""
         columns = [np.asarray(column) for column in tf.nest.flatten(stacked["value"])]
         for row, client in enumerate(np.asarray(stacked["client"])):
-            # A copy: a view would keep the whole cohort's array.
+            # A copy: a view would keep the whole cohort's array alive.
             self._values[int(client)] = [np.array(column[row]) for column in columns]
 
     def state(self) -> collections.OrderedDict:
@@ -85,6 +85,6 @@ class ClientMemory(Mapping):
         )
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Takes back what `state` gave."""
+        """Restores what `state` returned."""
         self._values = {}
         self.update(state)

@@ -1,4 +1,4 @@
-"""The files of one run; `loop` says which there are."""
+"""The files of one run; `loop` lists them."""
 
 import contextlib
 import dataclasses
@@ -23,10 +23,10 @@ from tff_fedlabel.training.config import RunConfig
 
 # Fields in which a resumed run may differ from what is on disk: it may go on for longer.
 _MAY_DIFFER = ("rounds",)
-# Schedules of the learning rate that know how many rounds there will be.
+# Schedules of the learning rate that depend on the number of rounds.
 _SCHEDULES_OVER_ALL_ROUNDS = ("cosine", "step")
-# What config.json holds beside the choices of a `RunConfig`.
-_NO_CHOICES = ("versions", "runtimes", "data")
+# What config.json holds besides the choices of a `RunConfig`.
+_NOT_CHOICES = ("versions", "runtimes", "data")
 _DEFAULTS = {
     field.name: field.default
     for field in dataclasses.fields(RunConfig)
@@ -36,16 +36,16 @@ _PACKAGES = ("tff-fedlabel", "tensorflow-federated", "tensorflow", "numpy", "ker
 
 
 class RunDirectoryError(ValueError):
-    """The output directory cannot take this run: another run lies there, or it is not writable."""
+    """The output directory cannot hold this run: it has another run, or it is not writable."""
 
 
 class RunDirectory:
-    """Makes or opens a run directory, and writes every file so that no crash leaves half of one.
+    """Creates or opens a run directory, and writes files so that no crash leaves a partial one.
 
     Args:
-      path: The directory; it is made if need be.
+      path: The directory; it is created if needed.
       config: The run's choices.
-      resume: Whether a run that lies there may be continued.
+      resume: Whether an existing run there may be continued.
       runtime: Name of the runtime that computes the rounds from here on.
       runtime_options: Its options.
 
@@ -64,7 +64,7 @@ class RunDirectory:
         self.path, self.config = path, config
         self._runtime = {"runtime": runtime}
         if runtime_options:
-            # As they will be read again, to be compared with what is there.
+            # As they will be read back, for comparison with what is there.
             self._runtime["options"] = json.loads(json.dumps(dict(runtime_options), default=str))
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -80,7 +80,7 @@ class RunDirectory:
             ) from error
 
     def _claim(self, resume: bool) -> None:
-        """Makes sure that the directory is this run's, and clears what a crash left half done."""
+        """Makes sure that the directory is this run's, and removes what a crash left unfinished."""
         choices = self.config.choices()
         wanted = {name: json_number(value) for name, value in choices.items()}
         self._is_new = False
@@ -112,11 +112,11 @@ class RunDirectory:
             ) from None
 
     def close(self) -> None:
-        """Lets other processes have the directory."""
+        """Releases the directory to other processes."""
         os.close(self._descriptor)
 
     def discard_if_new(self) -> None:
-        """Takes back what `__init__` made, where no run came of it."""
+        """Removes what `__init__` created, if the run did not start."""
         if self._is_new:
             for name in ("config.json", "run.log"):
                 (self.path / name).unlink(missing_ok=True)
@@ -124,20 +124,20 @@ class RunDirectory:
                 self.path.rmdir()
 
     def check_rounds(self, done: int) -> None:
-        """Raises `RunDirectoryError` if the run is past what is asked for; notes a longer goal."""
+        """Raises `RunDirectoryError` if the run is past `rounds`; records a longer goal."""
         if done > self.config.rounds:
             raise RunDirectoryError(
                 f"the run in {self.path} has done {done} rounds, more than the "
-                f"{self.config.rounds} asked for."
+                f"{self.config.rounds} requested."
             )
         config = json.loads((self.path / "config.json").read_text())
         if config["rounds"] != self.config.rounds:
             self._write_json("config.json", {**config, "rounds": self.config.rounds})
 
     def note_start(self, done: int) -> None:
-        """Notes that the run goes on from round `done`, and in which runtime."""
+        """Records that the run continues from round `done`, and in which runtime."""
         config = json.loads((self.path / "config.json").read_text())
-        # What another runtime began at `done` or later is computed again.
+        # What another runtime computed from `done` on is computed again.
         before = [entry for entry in config.get("runtimes", []) if entry["from_round"] < done]
         runtimes = list(before)
         if not before or {**self._runtime, "from_round": before[-1]["from_round"]} != before[-1]:
@@ -158,7 +158,7 @@ class RunDirectory:
             )
         there = stored_choices(self.path)
         may_differ = () if self.config.lr_schedule in _SCHEDULES_OVER_ALL_ROUNDS else _MAY_DIFFER
-        # What was not there to be chosen when the run began is as it was then.
+        # A choice that did not exist when the run began has its default.
         there = {**_DEFAULTS, **there}
         differing = [
             f"{name} is {there.get(name)!r} there and {wanted.get(name)!r} here"
@@ -172,22 +172,22 @@ class RunDirectory:
             )
 
     def check_data(self, fingerprint: str) -> None:
-        """Notes of which data the run is; raises `RunDirectoryError` if that was another."""
+        """Records which data the run uses; raises `RunDirectoryError` if that has changed."""
         config = json.loads((self.path / "config.json").read_text())
         there = config.get("data")
-        if there is None:  # A new run, or one from before this was noted.
+        if there is None:  # A new run, or one from before this was recorded.
             self._write_json("config.json", {**config, "data": fingerprint})
         elif there != fingerprint:
             raise RunDirectoryError(
-                f"the run in {self.path} was begun with other data than is here now; give the "
-                "--data_dir of then, or choose another --output_dir."
+                f"the run in {self.path} was started with different data; pass its original "
+                "--data_dir, or choose another --output_dir."
             )
 
     def finished_summary(self) -> dict[str, Any] | None:
-        """The summary of a finished run; None where there is still something to do.
+        """The summary of a finished run; None if rounds or the summary are missing.
 
         Raises:
-          RunDirectoryError: The run is longer than what is asked for.
+          RunDirectoryError: The run has more rounds than requested.
         """
         path = self.path / "summary.json"
         summary = json.loads(path.read_text()) if path.exists() else None
@@ -201,7 +201,7 @@ class RunDirectory:
         self._write_json("round.json", {"round": round_num, **metrics})
 
     def unfinished_round(self, done: int) -> dict[str, float] | None:
-        """The metrics of round `done` where they are not in metrics.csv yet, else None."""
+        """The metrics of round `done` if they are not in metrics.csv yet, else None."""
         path = self.path / "round.json"
         if not done or not path.exists() or any(done == n for n, _ in self.evaluated(None)):
             return None
@@ -213,7 +213,7 @@ class RunDirectory:
     def evaluated(self, done: int | None) -> list[tuple[int, float]]:
         """(round, validation accuracy) of the rows of metrics.csv, up to a round if one is given.
 
-        The accuracy is NaN where the round was not evaluated.
+        The accuracy is NaN if the round was not evaluated.
         """
         path = self.path / "metrics.csv"
         if not path.exists():
@@ -230,7 +230,7 @@ class RunDirectory:
 
     def _write_json(self, name: str, content) -> None:
         temporary = self.path / f"{name}.tmp"
-        # JSON has no NaN either: a loss that is none becomes null.
+        # JSON has no NaN or infinity: they become null.
         finite = {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in content.items()
@@ -241,7 +241,7 @@ class RunDirectory:
     async def release(self, metrics: dict[str, float], round_num: int) -> None:
         """Adds the metrics of a round to metrics.csv, TensorBoard and run.log.
 
-        What a resumed run computes again replaces what is there.
+        Rounds that a resumed run computes again replace the earlier ones.
         """
         absl_logging.set_verbosity(absl_logging.INFO)  # tf.saved_model.save raises it.
         for manager in self._release_managers:
@@ -261,11 +261,11 @@ class RunDirectory:
         ]
 
     def mean_seconds(self, start: int) -> float:
-        """Mean of the `seconds` column of metrics.csv over what this process ran.
+        """Mean of the `seconds` column of metrics.csv over the rounds that this process ran.
 
         Args:
-          start: How many rounds there were before; the first one after them compiles and is left
-            out. Earlier ones may have run elsewhere; they count only where there are no others.
+          start: Number of rounds before; the first one after them compiles and is left out. Earlier
+            ones may have run elsewhere; they count only if there are no others.
         """
         seconds = pd.read_csv(self.path / "metrics.csv")["seconds"]
         own = seconds[start:] if len(seconds) > start else seconds
@@ -280,7 +280,7 @@ class RunDirectory:
         level, propagate = logger.level, logger.propagate
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
-        # To the file, not to the screen.
+        # Only to the file, not to the screen.
         logger.propagate = False
         try:
             yield
@@ -303,7 +303,7 @@ def stored_choices(path: str | os.PathLike) -> dict[str, Any]:
       RunDirectoryError: config.json cannot be read.
     """
     choices = _stored_config(path)
-    for name in _NO_CHOICES:
+    for name in _NOT_CHOICES:
         choices.pop(name, None)
     return {name: math.inf if value == "inf" else value for name, value in choices.items()}
 
@@ -331,11 +331,11 @@ def _stored_config(path: str | os.PathLike) -> dict[str, Any]:
     except (ValueError, OSError) as error:
         raise RunDirectoryError(f"{path}/config.json cannot be read: {error}.") from error
     if not isinstance(config, dict):
-        raise RunDirectoryError(f"{path}/config.json cannot be read: it holds no choices.")
+        raise RunDirectoryError(f"{path}/config.json cannot be read: it does not hold choices.")
     return config
 
 
 def json_number(value):
-    """`value` as JSON can hold it: NumPy numbers as Python's, infinity (of alpha) as "inf"."""
+    """`value` in JSON's types: NumPy numbers as Python's, infinity (of alpha) as "inf"."""
     value = value.item() if isinstance(value, np.generic) else value
     return "inf" if value == math.inf else value
