@@ -1,6 +1,6 @@
 """Where federated computations run.
 
-`use` installs one of the runtimes as TFF's context for the length of a `with` block:
+`use` installs one of the runtimes as TFF's context for the duration of a `with` block:
 
 >>> with runtime.use("local"):
 ...     state = process.initialize()
@@ -38,7 +38,7 @@ __all__ = [
     "use",
 ]
 
-# name -> module. A module has `Options`, a dataclass that raises ValueError on a bad one, and
+# name -> module. A module has `Options`, a dataclass that raises ValueError for a bad value, and
 # `start(**options)`, a context manager that yields an object with `context`, `async_context`,
 # `processes` and `check()`, as `Runtime` describes them.
 RUNTIMES = {
@@ -49,7 +49,7 @@ RUNTIMES = {
 
 
 def __getattr__(name: str):
-    # `python -m tff_fedlabel.runtime.workers` wants its module not to be imported by the package.
+    # `python -m tff_fedlabel.runtime.workers` needs its module not to be imported by the package.
     if name in RUNTIMES:
         return importlib.import_module(RUNTIMES[name])
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -60,11 +60,11 @@ class Runtime:
     """A running runtime, as yielded by `use`.
 
     Attributes:
-      name: The name it was asked for by.
+      name: The name that was passed to `use`.
       context: The `tff.framework.SyncContext`.
       async_context: The `tff.framework.AsyncContext` on the same workers.
       backend: The runtime's own object, for what only that runtime has.
-      asynchronous: Whether `use` was asked for the context of `tff.program` code.
+      asynchronous: Whether `use` installed the context for `tff.program` code.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Runtime:
 
     @property
     def processes(self) -> tuple[int, ...]:
-        """The ids of the processes that compute; they are gone when the `with` block is left."""
+        """The ids of the processes that compute; they have ended when the `with` block exits."""
         return self.backend.processes
 
     @contextlib.contextmanager
@@ -83,10 +83,10 @@ class Runtime:
         """Makes the runtime TFF's context in the thread that enters this `with` block.
 
         For threads that are started inside the block of `use`: TFF keeps a context for each thread,
-        and a new one has none. The block of `use` must outlast them.
+        and a new thread has none. The block of `use` must outlast them.
         """
         context = self.federated_context() if self.asynchronous else self.context
-        # `install` rather than `set_default_context`: it is the one that can be undone.
+        # `install` can be undone, `set_default_context` cannot.
         with tff.framework.get_context_stack().install(context):
             yield self
 
@@ -95,14 +95,14 @@ class Runtime:
         return FederatedContext(self.async_context)
 
     def check(self) -> None:
-        """Raises `WorkerError`, naming the cause, where a worker is gone."""
+        """Raises `WorkerError`, naming the cause, if a worker is gone."""
         self.backend.check()
 
 
 def choose() -> str:
     """The name of the runtime that `auto` means: always "device".
 
-    It computes on the GPUs where there are any, and was the faster one on CPUs too
+    It computes on the GPUs if there are any, and was also faster on CPUs
     (experiments/results has the figures).
     """
     return "device"
@@ -113,10 +113,10 @@ def use(
 ) -> contextlib.AbstractContextManager[Runtime]:
     """Makes a runtime TFF's context inside a `with` block; leaves no process behind.
 
-    The context belongs to the thread that enters the block, as every TFF context does. The context
-    that was there before is back when the block is left, however it is left. Blocks may follow
-    each other, nest, and be open in several threads. A thread that is started inside a block
-    enters the same runtime by itself:
+    The context belongs to the thread that enters the block, as every TFF context does. The previous
+    context is restored when the block exits, however it exits. Blocks may follow each other, nest,
+    and be open in several threads. A thread that is started inside a block has to enter the same
+    runtime itself:
 
     >>> with runtime.use("device") as running:
     ...     def work():
@@ -139,10 +139,11 @@ def use(
       A context manager that yields a `Runtime`. Nothing is started before it is entered.
 
     Raises:
-      ValueError: An unknown name, an unknown option, or a bad value; on the call itself.
-      WorkerError: A worker did not start; on entering the block. Inside the block a computation
-        raises it when its worker dies, `ComputationError` when the computation itself fails, and
-        `UnsupportedComputationError` or `ComputationError` when the runtime cannot run its kind.
+      ValueError: An unknown name, an unknown option, or a bad value; raised by the call itself.
+      WorkerError: A worker did not start; raised on entering the block. Inside the block a
+        computation raises it when its worker dies, `ComputationError` when the computation itself
+        fails, and `UnsupportedComputationError` or `ComputationError` when the runtime cannot run
+        its kind.
       DeviceError: A GPU was required and there is none.
     """
     if name not in RUNTIMES:

@@ -1,8 +1,8 @@
-"""TFF computations as the few TensorFlow graphs that one process needs to run them.
+"""Compiles TFF computations to the few TensorFlow graphs that one process needs to run them.
 
 A computation over clients goes through TFF's map-reduce form: `prepare` makes what the server
-sends, `work` is all that one client does, `zero`, `accumulate` and `report` sum up the clients, and
-`update` makes the results. Everything else is one graph.
+sends, `work` is all that one client does, `zero`, `accumulate` and `report` aggregate the clients'
+results, and `update` makes the final results. Everything else is one graph.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class LocalPlan:
 class RoundPlan:
     """A computation over clients.
 
-    With state S, client data D, what is broadcast C, a client's result U and an accumulator A:
+    With state S, client data D, broadcast value C, a client's result U and an accumulator A:
 
       prepare: S -> C    work: (D, C) -> U    zero: () -> A    accumulate: (A, U) -> A
       report: A -> R     update: (S, R) -> results
@@ -37,7 +37,7 @@ class RoundPlan:
     Attributes:
       server_type: S, without placement.
       client_type: D, without placement.
-      split: Takes the argument apart: argument -> (value of S, sequence of values of D).
+      split: Splits the argument: argument -> (value of S, sequence of values of D).
       skip: How many tensors of `update`'s results come before the computation's own.
     """
 
@@ -57,14 +57,14 @@ def compile_computation(comp: tff.framework.ConcreteComputation) -> LocalPlan | 
     """Compiles a computation.
 
     Raises:
-      UnsupportedComputationError: It uses what this runtime cannot do.
+      UnsupportedComputationError: It uses something that this runtime cannot do.
     """
     proto = tff.framework.serialize_computation(comp)
     if proto.WhichOneof("computation") == "tensorflow":
         return LocalPlan(Graph(proto))
     if proto.WhichOneof("computation") == "xla":
         raise UnsupportedComputationError(
-            "the device runtime runs TensorFlow only, and this computation is a JAX one"
+            "the device runtime runs only TensorFlow, and this is a JAX computation"
         )
     tree = comp.to_building_block()
     _refuse_intrinsics(tree)
@@ -78,16 +78,16 @@ def compile_computation(comp: tff.framework.ConcreteComputation) -> LocalPlan | 
     except UnsupportedComputationError:
         raise
     except Exception as error:
-        # TFF's compiler has no error class of its own for what it cannot bring into this form.
+        # TFF's compiler has no error class of its own for what it cannot convert to this form.
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UnsupportedComputationError(
-            "the device runtime cannot run this computation: TFF's map-reduce form does not admit "
-            f'it ({reason[:300]}); use runtime.use("local")'
+            "the device runtime cannot run this computation: TFF's map-reduce form does not "
+            f'support it ({reason[:300]}); use runtime.use("local")'
         ) from error
 
 
 def _graph_options() -> tf.compat.v1.ConfigProto:
-    """TensorFlow optimizes the graphs when they are first called, for the device they run on."""
+    """No optimization here: TensorFlow optimizes the graphs on first call, for their device."""
     config = tf.compat.v1.ConfigProto()
     config.graph_options.rewrite_options.disable_meta_optimizer = True
     return config
@@ -110,10 +110,10 @@ def _refuse_intrinsics(tree) -> None:
             raise UnsupportedComputationError(
                 f"the device runtime cannot run {uri}: "
                 + (
-                    "a secure sum has no meaning in one process; use an aggregator without secure "
+                    "a secure sum is meaningless in one process; use an aggregator without secure "
                     "aggregation"
                     if uri in _SECURE
-                    else 'TFF\'s map-reduce form does not admit it; use runtime.use("local")'
+                    else 'TFF\'s map-reduce form does not support it; use runtime.use("local")'
                 )
             )
 
@@ -135,7 +135,7 @@ def _compile_round(comp) -> RoundPlan:
             f"the device runtime cannot return values of clients ({comp.type_signature.result}); "
             'aggregate them, or use runtime.use("local")'
         )
-    split, skip = _take_apart_round, 0
+    split, skip = _split_round, 0
     if not _is_round(comp.type_signature):
         comp, split = _as_round(comp)
         skip = len(leaves(comp.type_signature.parameter[0].member))
@@ -175,17 +175,17 @@ def _is_round(type_spec) -> bool:
     )
 
 
-def _take_apart_round(argument):
+def _split_round(argument):
     (_, server), (_, clients) = tff.structure.to_elements(tff.structure.from_container(argument))
     return server, clients_of(clients)
 
 
 class _Columns(Sequence):
-    """Clients whose data comes in several arguments; nothing is asked for before its client is."""
+    """Clients whose data comes in several arguments; data is read only when its client is."""
 
     def __init__(self, columns: list[Sequence]):
         if len({len(column) for column in columns}) > 1:
-            raise TypeError("the arguments at the clients name different numbers of clients")
+            raise TypeError("the arguments at the clients have different numbers of clients")
         self._columns = columns
 
     def __len__(self):
@@ -196,7 +196,7 @@ class _Columns(Sequence):
 
 
 def _as_round(comp):
-    """Gives a computation the parameters and results that the map-reduce form wants.
+    """Gives a computation the parameters and results that the map-reduce form requires.
 
     Its arguments at the server become one struct, those at the clients another, and the first
     result is the server's argument itself.
@@ -206,7 +206,7 @@ def _as_round(comp):
     if parameter is None:
         raise UnsupportedComputationError(
             "the device runtime takes the number of clients from the arguments, and this "
-            'computation has none; use runtime.use("local")'
+            'computation has no arguments; use runtime.use("local")'
         )
     types = [t for _, t in tff.structure.iter_elements(parameter)] if is_struct else [parameter]
     for type_spec in types:
@@ -224,7 +224,7 @@ def _as_round(comp):
     if not at[tff.CLIENTS]:
         raise UnsupportedComputationError(
             "the device runtime takes the number of clients from the arguments, and this "
-            'computation has none at the clients; use runtime.use("local")'
+            'computation has no arguments at the clients; use runtime.use("local")'
         )
     member = {
         placement: tff.StructType([types[i].member for i in places])

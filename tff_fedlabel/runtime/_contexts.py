@@ -1,4 +1,4 @@
-"""TFF's two kinds of context, the same for every runtime: they hand over to a `Backend`."""
+"""TFF's two kinds of context, the same for every runtime: they delegate to a `Backend`."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import tensorflow_federated as tff
 
 
 class Backend(Protocol):
-    """Who computes for the contexts."""
+    """What computes for the contexts."""
 
     def check(self) -> None:
-        """Raises an error in one line where the runtime has ended or cannot compute any more."""
+        """Raises a one-line error if the runtime has ended or can no longer compute."""
 
     def submit(self, comp: tff.framework.ConcreteComputation, argument: Any) -> Any:
         """Starts a computation; returns a `concurrent.futures.Future` of its value."""
 
     def cancel(self, future: concurrent.futures.Future) -> None:
-        """Asks what `submit` started to end; does not wait, and may come when it is done."""
+        """Cancels what `submit` started; does not wait, and may be called when it is done."""
 
 
 class SyncContext(tff.framework.SyncContext):
-    """A call returns its value. A call that is interrupted is cancelled."""
+    """A call returns its value. An interrupted call is cancelled."""
 
     def __init__(self, backend: Backend):
         self._backend = backend
@@ -38,18 +38,18 @@ class SyncContext(tff.framework.SyncContext):
             if not future.cancelled():
                 concurrent.futures.wait([future])
             if isinstance(error, concurrent.futures.CancelledError):
-                self._backend.check()  # says so where the runtime was ended meanwhile
+                self._backend.check()  # raises if the runtime has ended meanwhile
             raise
 
 
 class AsyncContext(tff.framework.AsyncContext):
-    """A call returns a coroutine, in whose event loop nothing blocks. It can be cancelled."""
+    """A call returns a coroutine that does not block its event loop and can be cancelled."""
 
     def __init__(self, backend: Backend):
         self._backend = backend
 
     def check(self) -> None:
-        """Raises an error where the runtime has ended or cannot compute any more."""
+        """Raises an error if the runtime has ended or can no longer compute."""
         self._backend.check()
 
     async def invoke(self, comp, arg):
@@ -66,5 +66,5 @@ class AsyncContext(tff.framework.AsyncContext):
             self._backend.cancel(future)
             await asyncio.wait([waiting])
             if not waiting.cancelled():
-                waiting.exception()  # seen
+                waiting.exception()  # marks it as retrieved
             raise

@@ -1,12 +1,12 @@
-"""The GPU's driver and the CUDA libraries: whether TensorFlow finds them, and what is in the way.
+"""The GPU driver and the CUDA libraries: whether TensorFlow finds them, and if not, why.
 
-TensorFlow looks for GPUs once. Where one of its libraries is missing it goes on without a GPU and
-names the library in a log that is usually silent.
+TensorFlow looks for GPUs once. If one of its libraries is missing, it goes on without a GPU and
+names the library only in a log that is usually silenced.
 
-Loading them here first is also the cure of a fault. TensorFlow 2.21 looks for libcusolver in the
-system's folders only, not where `tensorflow[and-cuda]` has installed it (the search path in
+Loading them here first also works around a bug. TensorFlow 2.21 looks for libcusolver only in the
+system's folders, not where `tensorflow[and-cuda]` installs it (the search path in
 libtensorflow_framework.so.2 names the folders of the other libraries), and without it uses no GPU.
-What a process has loaded already is found by its name.
+A library that the process has already loaded is found by its name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import os
 import tensorflow as tf
 
 # CUDA's major version -> the libraries without which TensorFlow 2.14 to 2.21 registers no GPU,
-# beside libcudnn. Seen in the loader's log with a stand-in for the driver.
+# besides libcudnn. Observed in the loader's log with a stand-in for the driver.
 _LIBRARIES = {
     "11": (
         "libcudart.so.11.0",
@@ -39,19 +39,19 @@ _LIBRARIES = {
     ),
 }
 _DRIVER = "libcuda.so.1"
-# The second is the GPU of the Windows that a WSL runs in.
+# The second is the GPU of the Windows host under WSL.
 _DEVICES = ("/dev/nvidia[0-9]*", "/dev/dxg")
 
 
 def libraries() -> tuple[str, ...]:
-    """The CUDA libraries that this TensorFlow wants, by the names under which it looks for them."""
+    """The CUDA libraries that this TensorFlow needs, by the names it looks them up by."""
     build = tf.sysconfig.get_build_info()
     names = _LIBRARIES.get(str(build.get("cuda_version", "")).split(".")[0], ())
     return (*names, f"libcudnn.so.{build.get('cudnn_version')}") if names else ()
 
 
 def load_libraries() -> list[str]:
-    """Loads TensorFlow's CUDA libraries where there is a driver; to be called before it is asked.
+    """Loads TensorFlow's CUDA libraries if there is a driver; call it before TensorFlow looks.
 
     Returns:
       Names of those that are not installed or cannot be loaded.
@@ -71,8 +71,8 @@ def why_no_gpu() -> str:
         return f"there is no NVIDIA driver ({_DRIVER} is not found): install NVIDIA's driver"
     if not any(glob.glob(pattern) for pattern in _DEVICES):
         return (
-            "the NVIDIA driver has no GPU (there is no /dev/nvidia0): in a container, start that "
-            "with its GPUs, as in docker run --gpus all"
+            "the NVIDIA driver has no GPU (there is no /dev/nvidia0): start a container with its "
+            "GPUs enabled, as in docker run --gpus all"
         )
     missing = load_libraries()
     if missing:
@@ -88,11 +88,11 @@ def why_no_gpu() -> str:
             "every GPU: unset it"
         )
     if not count:
-        return f"the NVIDIA driver does not start (cuInit says {code}): nvidia-smi may tell why"
+        return f"the NVIDIA driver does not start (cuInit says {code}): nvidia-smi may show why"
     return (
         "driver and CUDA libraries are there: TensorFlow looked for GPUs before the libraries were "
-        "loaded, or finds this one too old; start Python anew with the device runtime first, and "
-        "with TF_CPP_MIN_LOG_LEVEL=0 to be told"
+        "loaded, or finds this one too old; restart Python with the device runtime first, and "
+        "with TF_CPP_MIN_LOG_LEVEL=0 to see the reason"
     )
 
 
@@ -104,7 +104,7 @@ def _load(name: str):
 
 
 def _load_library(name: str) -> bool:
-    """Whether a library is loaded now, from where TensorFlow would take it."""
+    """Loads a library from where TensorFlow would take it; returns whether it is loaded."""
     wheels = [path for folder in _wheels() for path in glob.glob(f"{folder}/*/lib/{name}")]
     folders = os.environ.get("LD_LIBRARY_PATH", "").split(":")
     named = any(os.path.exists(os.path.join(folder, name)) for folder in folders if folder)
@@ -113,13 +113,13 @@ def _load_library(name: str) -> bool:
 
 
 def _wheels() -> list[str]:
-    """The folders that hold what the nvidia-* wheels install."""
+    """The folders that the nvidia-* wheels install into."""
     spec = importlib.util.find_spec("nvidia")
     return list(spec.submodule_search_locations or ()) if spec else []
 
 
 def _count_gpus(driver) -> tuple[int, int]:
-    """The driver's answer, 0 for yes, and the GPUs that this process may use."""
+    """The driver's status code (0 is success) and the number of GPUs this process may use."""
     count = ctypes.c_int(0)
     code = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
     return code, count.value

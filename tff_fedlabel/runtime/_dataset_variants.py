@@ -1,4 +1,4 @@
-"""Clients' datasets as the tensors that graphs take."""
+"""Converts clients' datasets to the tensors that graphs take."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _copies = itertools.count()
 
 
 class DatasetReader:
-    """Datasets as variant tensors, checked against the type that the computation wants.
+    """Converts datasets to variant tensors, checked against the type that the computation expects.
 
-    Each is read from its start: one with `Dataset.shuffle` starts from its seed again, as the copy
-    does that TFF's worker gets of it in every round.
+    Each is read from its start: one with `Dataset.shuffle` starts from its seed again, like the
+    copy of it that TFF's worker gets in every round.
     """
 
     def __init__(self):
@@ -30,7 +30,7 @@ class DatasetReader:
     def for_clients(self, value, type_spec: tff.SequenceType) -> tf.Tensor:
         dataset = self._checked(value, type_spec)
         specs = tf.nest.flatten(dataset.element_spec)
-        # `Dataset.with_options` does the same in ten times the time.
+        # `Dataset.with_options` does the same but takes ten times as long.
         return tf.raw_ops.OptionsDataset(
             input_dataset=_from_its_start(dataset),
             serialized_options=self._options,
@@ -45,27 +45,27 @@ class DatasetReader:
         if isinstance(value, list):
             return self._from_list(value, type_spec.element)
         if not isinstance(value, tf.data.Dataset):
-            raise TypeError(f"{type(value).__name__} is no dataset of type {type_spec}")
-        # Specs that differ in their order only are equal to Python.
+            raise TypeError(f"{type(value).__name__} is not a dataset of type {type_spec}")
+        # To Python, specs that differ only in their order are equal.
         spec = value.element_spec
         names = _names(spec)
         known = (type_spec is t and names == n and spec == s for t, n, s in self._known)
         if not any(known):
             found = tff.SequenceType(tff.types.tensorflow_to_type(spec))
             if not type_spec.is_assignable_from(found):
-                raise TypeError(f"a dataset of type {found} is no {type_spec}")
+                raise TypeError(f"a dataset of type {found} does not match type {type_spec}")
             expected = tff.types.type_to_tf_tensor_specs(type_spec.element)
             if not _same_order(names, _names(expected)):
-                # TFF has matched the names; TensorFlow goes by position, in an order of its own.
+                # TFF has matched the names; TensorFlow matches by position, in its own order.
                 raise TypeError(
-                    f"a dataset of elements {spec} is no {type_spec}: TensorFlow orders them "
-                    "differently; make it yield dictionaries with those names"
+                    f"a dataset of elements {spec} does not match type {type_spec}: TensorFlow "
+                    "orders them differently; make it yield dictionaries with those names"
                 )
             self._known = [*self._known[-15:], (type_spec, names, spec)]
         return value
 
     def _from_list(self, elements, element_type) -> tf.data.Dataset:
-        """A dataset of a list of elements; neighbours of one shape are stored as one array."""
+        """A dataset of a list of elements; consecutive ones of equal shape share one array."""
         rows = [flatten(element, element_type, self.as_given) for element in elements]
 
         def dataset(columns):
@@ -84,12 +84,12 @@ class DatasetReader:
 
 
 def _reading_options() -> tf.data.Options:
-    """How a client's few batches are read: by the thread that works on them.
+    """Options with which a client's few batches are read in the thread that works on them.
 
-    TensorFlow's default is a pipeline that is rewritten and tuned while it runs. TFF's own FedAvg
-    on a linear model, 100 clients of two batches, took 31 ms a client with these options and 43 ms
-    without (medians of 20 rounds in turn), and rounds can stall without them: to end an iterator
-    waits for the thread that tunes it, which sleeps for many seconds at a time.
+    By default TensorFlow rewrites a pipeline and autotunes it while it runs. TFF's own FedAvg on a
+    linear model, 100 clients of two batches, took 31 ms per client with these options and 43 ms
+    without (medians of 20 alternating rounds), and rounds can stall without them: destroying an
+    iterator waits for the autotuning thread, which sleeps for many seconds at a time.
     """
     options = tf.data.Options()
     options.autotune.enabled = False
@@ -112,9 +112,9 @@ def _names(spec) -> list[tuple]:
 
 
 def _same_order(names: list[tuple], others: list[tuple]) -> bool:
-    """Whether no name stands where the other has another name; positions have none."""
+    """Whether the names at each position are the same; elements of a tuple have no name."""
     if len(names) != len(others):
-        return True  # no question of order; the types differ
+        return True  # not a difference in order; the types differ
     pairs = (pair for a, b in zip(names, others, strict=True) for pair in zip(a, b, strict=False))
     return all(a == b for a, b in pairs if isinstance(a, str) and isinstance(b, str))
 
@@ -130,19 +130,19 @@ def _from_its_start(dataset: tf.data.Dataset) -> tf.Tensor:
     if not shuffles:
         return variant
     for node in shuffles:
-        # The last input is the handle of the generator, and one that is found by that name is
-        # shared. An unknown name makes a generator, which ends with the dataset.
+        # The last input is the handle of the generator, and a generator of that name is shared.
+        # A new name makes a new generator, which ends with the dataset.
         source = nodes[node.input[-1].split(":")[0]]
         for handle in source.attr["value"].tensor.resource_handle_val:
             handle.name = f"tff_seed_generator_{next(_copies)}"
-    return _made_when_read(graph.SerializeToString(), dataset)
+    return _rebuilt_when_read(graph.SerializeToString(), dataset)
 
 
-def _made_when_read(graph: bytes, dataset: tf.data.Dataset) -> tf.Tensor:
-    """A dataset that each iterator makes anew out of a graph.
+def _rebuilt_when_read(graph: bytes, dataset: tf.data.Dataset) -> tf.Tensor:
+    """A dataset that each iterator rebuilds from a graph.
 
-    Iterators of one dataset share its seed generators: which of two loops over it in one client's
-    work came first, and so got the first order, would be left to chance.
+    Iterators of one dataset share its seed generators: if a client's work loops over it twice,
+    which loop comes first, and so gets the first order, would be left to chance.
     """
     specs = tf.nest.flatten(dataset.element_spec)
     kind = {
@@ -152,7 +152,7 @@ def _made_when_read(graph: bytes, dataset: tf.data.Dataset) -> tf.Tensor:
     read = tf.raw_ops.FlatMapDataset(
         input_dataset=tf.raw_ops.TensorDataset(components=[graph], output_shapes=[[]]),
         other_arguments=[],
-        f=_maker(),
+        f=_dataset_from_graph(),
         **kind,
     )
     if dataset.cardinality() == tf.data.UNKNOWN_CARDINALITY:
@@ -163,22 +163,22 @@ def _made_when_read(graph: bytes, dataset: tf.data.Dataset) -> tf.Tensor:
 
 
 @functools.cache
-def _maker():
+def _dataset_from_graph():
     """serialized graph -> the dataset that it makes."""
     make = tf.function(lambda graph: tf.raw_ops.DatasetFromGraph(graph_def=graph))
-    with tf.device(None):  # the first to ask may be a client on a GPU
+    with tf.device(None):  # the first caller may be a client on a GPU
         return make.get_concrete_function(tf.TensorSpec([], tf.string))
 
 
 def _graph_of(variant: tf.Tensor) -> tf.compat.v1.GraphDef:
-    # Whatever state there is stays in this process.
+    # Any state stays in this process.
     ignore = tf.data.experimental.ExternalStatePolicy.IGNORE.value
     graph = tf.raw_ops.DatasetToGraphV2(input_dataset=variant, external_state_policy=ignore)
     return tf.compat.v1.GraphDef.FromString(graph.numpy())
 
 
 def _serialized(options: tf.data.Options) -> bytes:
-    """Options as the operation takes them, read off a dataset that has them."""
+    """Options as the operation takes them, read from a dataset that has them."""
     dataset = tf.data.Dataset.range(1).with_options(options)
     nodes = _graph_of(tf.data.experimental.to_variant(dataset)).node
     (node,) = (node for node in nodes if node.op == "OptionsDataset")

@@ -1,27 +1,27 @@
-"""What TensorFlow refuses on a GPU under op determinism, and how it is computed nevertheless.
+"""What TensorFlow refuses on a GPU under op determinism, and how it is computed anyway.
 
 `tf.config.experimental.enable_op_determinism` makes some operations raise `UnimplementedError`
-when they run on a GPU. Their CPU kernels are deterministic, so that is where they go: a graph that
-was traced before determinism was turned on, or holds what a user's model brought along, runs too.
+when they run on a GPU. Their CPU kernels are deterministic, so they are placed there: a graph that
+was traced before determinism was turned on, or contains a user's model, runs too.
 
-Checked for TensorFlow 2.14.1 and 2.21.0, whose libraries hold the same refusals:
+Checked for TensorFlow 2.14.1 and 2.21.0, which refuse the same operations:
 
-* Of the operations below, the clients' work of this package holds one at most. It is
+* Of the operations below, the clients' work of this package contains at most one:
   SparseSoftmaxCrossEntropyWithLogits, in a process that was built before the runtime was started.
-  Built inside the block, TensorFlow's Python traces log_softmax and a gather instead, whose
-  gradient is a sum over segments.
-* Refused in cases that cannot be told from the graph, and left where they are: Svd of one column,
+  Inside the block, TensorFlow's Python code traces log_softmax and a gather instead, whose gradient
+  is a segment sum.
+* Refused in cases that the graph does not show, and left where they are: Svd of one column,
   scatter operations on TensorFlow 1's variables, depthwise convolutions with a cuDNN before 7.6.3.
 * Not refused, with a deterministic algorithm under the flag: convolutions and their gradients,
-  BiasAddGrad, sums over segments (integers need none: they add up to the same in any order), the
-  gradients of gather and bilinear resizing. Scatter operations compute on the CPU by themselves.
+  BiasAddGrad, segment sums (integers need none: their sum is the same in any order), the gradients
+  of gather and bilinear resizing. Scatter operations run on the CPU without being moved.
 * Not refused, and the same in any order: reductions, cumulative sums of integers, gathers,
   DynamicPartition, DynamicStitch with each index once, Where, ArgMax, matrix products,
   ImageProjectiveTransformV3 (not its gradient), stateless random numbers, tf.cond and loops.
 * Refused on any device: Timestamp, and random operations without a seed, such as those that draw
   the noise of TFF's differential privacy. Its clipping, zeroing and compression run.
-* tf.data keeps the order of its elements, and a map that holds state runs serially. The clients'
-  datasets here hold none.
+* tf.data keeps the order of its elements, and a map that has state runs serially. The clients'
+  datasets here have none.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ REFUSED = frozenset(
         "SparseTensorDenseMatMul",
     }
 )
-# Refused where they do not train.
+# Refused unless in training mode.
 _BATCH_NORMS = frozenset({"FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3"})
 _CPU = "/device:CPU:0"
 _SUFFIX = "_refused_on_cpu"
 
 
 def keep_on_cpu(graph_def: tf.compat.v1.GraphDef) -> collections.Counter:
-    """Gives the refused operations of a graph and of its functions a place on the CPU.
+    """Places the refused operations of a graph and of its functions on the CPU.
 
     Args:
       graph_def: Changed in place.
@@ -77,7 +77,7 @@ def keep_on_cpu(graph_def: tf.compat.v1.GraphDef) -> collections.Counter:
 
 
 def _rename_functions(graph_def) -> None:
-    """A process knows one function of a name, and may know these as they were."""
+    """Avoids name clashes: a process has one function per name, perhaps the unchanged one."""
     names = {f.signature.name: f.signature.name + _SUFFIX for f in graph_def.library.function}
     for node in all_nodes(graph_def):
         node.op = names.get(node.op, node.op)
