@@ -66,11 +66,11 @@ def taken():
         (["serve", "--port=70000"], 2, "--port 70000 is not between"),
         (["serve", "--port=80", "--hots=1"], 2, "Unknown command line flag 'hots'"),
         (["serve", "--port=80", "--host=here"], 2, "--host 'here' is not an IP address"),
-        (["serve", "--port=80", "--host=203.0.113.9"], 2, "is no address of this machine: "),
+        (["serve", "--port=80", "--host=203.0.113.9"], 2, "is not an address of this machine: "),
         (["serve", "--port=80", "--max_concurrent_computation_calls=-1"], 2, "-1 is below 0"),
         (["serve", "--port=80", "--log_file=/no/such/log"], 2, "log_file '/no/such/log'"),
         (["serve", "extra", "--port=80"], 2, "unexpected argument 'extra'"),
-        (["serve", "--port={taken}"], 1, "port {taken} cannot be had: it is in use"),
+        (["serve", "--port={taken}"], 1, "port {taken} is not available: it is in use"),
     ],
 )
 def test_usage_errors_are_one_line(arguments, code, text, taken, monkeypatch):

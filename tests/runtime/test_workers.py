@@ -253,12 +253,12 @@ def test_a_worker_that_dies_or_hangs_in_the_middle(addresses, process, gate, exp
     assert_equal(result, expected)
     assert list(lost) == [address(victim.port)]
     if end == "SIGSTOP":
-        assert "no sign of life" in lost[address(victim.port)]
+        assert "no heartbeat" in lost[address(victim.port)]
 
 
 def test_no_attempt_is_left(process, gate, addresses, expected):
     with one_worker() as victim:
-        with pytest.raises(runtime.WorkerError, match="lost in 1 attempt of the") as caught:
+        with pytest.raises(runtime.WorkerError, match="lost in 1 attempt at the") as caught:
             hit_in_the_middle(
                 process,
                 gate,

@@ -1,24 +1,24 @@
-"""Keeps the network from TFF's worker, which listens on every address and asks for no password.
+"""Shields TFF's worker, which listens on every address without a password, from the network.
 
-The worker has no option to listen on one address only, and a firewall needs root. But Linux gives
-a connection to the listening socket bound to its very address before one bound to all addresses,
-whoever listened first, and lets sockets of one user share a port where both ask to
-(SO_REUSEPORT, which the worker does). So a `Guard` listens, on the worker's port, on every address
-of this machine that must not reach it. A socket filter that accepts nothing makes the kernel drop
-every packet to that socket: from outside the port looks like one behind a firewall. Where the
-filter is refused the listener remains: connections to it are never accepted, nor passed on.
+The worker has no option to listen on only one address, and a firewall needs root. But Linux gives
+a connection to the listening socket bound to its exact address rather than to one bound to all
+addresses, no matter which listened first, and lets sockets of one user share a port if both ask to
+(SO_REUSEPORT, which the worker does). So a `Guard` listens on the worker's port on every address
+of this machine by which the worker must not be reached. A socket filter that accepts nothing makes
+the kernel drop every packet to that socket: from outside the port looks like one behind a firewall.
+If the filter is refused, the listener remains: connections to it are never accepted or passed on.
 
-What it protects: a worker from everybody who reaches this machine by one of its addresses.
+It protects a worker from everybody who reaches this machine by one of its addresses.
 
-What it does not:
+It does not protect it from:
 
-* Users of this machine reach loopback. Give them no account, or the worker a container.
-* An address that this machine gets later is open until the next `refresh`; a connection made in
-  between stays.
-* Addresses that are no interface's, such as a route of type `local`, and what other programs pass
-  on to loopback: port forwarding, proxies, `net.ipv4.conf.all.route_localnet`.
-* Who reaches an address that was left open (`serve --host`) reaches the worker, without a
-  password, and sees and changes what others send to it: TFF's protocol is not encrypted.
+* Users of this machine, who reach loopback. Give them no account, or run the worker in a container.
+* Connections to an address that this machine gets later, until the next `refresh`; a connection
+  made before it stays.
+* Connections to addresses that belong to no interface, such as a route of type `local`, and what
+  other programs forward to loopback: port forwarding, proxies, `net.ipv4.conf.all.route_localnet`.
+* Anyone who reaches an address that was left open (`serve --host`): they reach the worker without
+  a password, and can see and change what others send to it, as TFF's protocol is not encrypted.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class Guard:
 
     Args:
       port: The worker's port; the worker itself may start later.
-      open_to: Addresses left to the worker beside loopback. `0.0.0.0` or `::`, either of them,
-        leaves all of them, IPv4 and IPv6.
+      open_to: Addresses left open to the worker besides loopback. Either of `0.0.0.0` and `::`
+        leaves all addresses open, IPv4 and IPv6.
 
     Raises:
       WorkerError: An address cannot be guarded.
@@ -85,13 +85,13 @@ class Guard:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """The addresses by which nobody reaches the worker."""
+        """The addresses by which the worker cannot be reached."""
         return tuple(self._listeners)
 
     def refresh(self, now: bool = False) -> None:
-        """Guards the addresses that came since, unless it was done a moment ago.
+        """Guards addresses that are new since the last call, unless that was a moment ago.
 
-        An address that went keeps its listener: it may come back.
+        An address that is gone keeps its listener, since it may come back.
         """
         with self._lock:
             if self._closed or not now and time.monotonic() < self._next:
@@ -104,7 +104,7 @@ class Guard:
 
     @contextlib.contextmanager
     def inherited(self) -> Iterator[tuple[int, ...]]:
-        """Copies for the worker to inherit, so that the guard outlives a Python that was killed.
+        """Descriptors for the worker to inherit, so that the guard outlives a killed Python.
 
         They are above 9, the highest that a shell uses itself.
         """
@@ -144,7 +144,7 @@ def _addresses() -> Iterator[str]:
 
 
 class _NotYet(Exception):
-    """The address has gone, or its interface is still asking whether it may have it."""
+    """The address is gone, or its interface is still checking that nobody else has it."""
 
 
 def _listen(address: str, port: int) -> socket.socket:
@@ -164,7 +164,7 @@ def _listen(address: str, port: int) -> socket.socket:
         if error.errno in (errno.EADDRNOTAVAIL, errno.ENODEV):
             raise _NotYet from error
         raise WorkerError(
-            f"port {port} cannot be kept from the network on {address}: {error.strerror}"
+            f"port {port} cannot be shielded from the network on {address}: {error.strerror}"
         ) from error
     return listener
 
@@ -179,16 +179,16 @@ def _drop_every_packet(listener: socket.socket) -> None:
 
 
 def hold_port(port: int) -> socket.socket:
-    """A socket that keeps a port for a worker, which shares it, and for no other program.
+    """A socket that reserves a port for a worker, which shares it, and for no other program.
 
-    A worker shares its port with whoever asks to, so two workers given one port would answer each
-    other's calls. The socket never listens.
+    A worker shares its port with any socket that asks to, so two workers on the same port would
+    answer each other's calls. The reserving socket never listens.
 
     Args:
       port: The port, or 0 for one that is free.
 
     Raises:
-      WorkerError: The port is in use, or not ours to use.
+      WorkerError: The port is in use, or this user may not use it.
     """
     try:
         if port:
@@ -202,13 +202,13 @@ def hold_port(port: int) -> socket.socket:
             raise
     except OSError as error:
         reason = "it is in use" if error.errno == errno.EADDRINUSE else os.strerror(error.errno)
-        raise WorkerError(f"port {port} cannot be had: {reason}") from error
+        raise WorkerError(f"port {port} is not available: {reason}") from error
     return holder
 
 
 def _check_free(port: int) -> None:
-    # Sharing is not asked for here, so that a port that another worker shares counts as in use.
-    # SO_REUSEADDR only forgives connections that ended a moment ago.
+    # Without SO_REUSEPORT, so that a port that another worker shares counts as in use.
+    # SO_REUSEADDR only tolerates connections that ended a moment ago.
     for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
         try:
             probe = socket.socket(family)

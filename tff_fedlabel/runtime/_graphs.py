@@ -2,9 +2,9 @@
 
 A graph is imported once and then called like any other function, on whichever device the caller's
 `tf.device` names. Graphs without state are shared by all threads. A graph that owns variables,
-tables or seeded random operations would carry them from one call into the next, where TFF promises
-a fresh start: each call makes its variables and destroys them again, no two calls at once share a
-copy, and seeded random operations are imported anew.
+tables or seeded random operations would carry their state from one call to the next, although TFF
+promises a fresh start: so each call creates its variables and destroys them again, concurrent calls
+never share a copy, and seeded random operations are imported anew.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tff_fedlabel.runtime import _kept_tensors
 from tff_fedlabel.runtime._private_tensorflow import Call
 from tff_fedlabel.runtime._tff_types import map_leaves
 
-# Operations that keep what they made in TensorFlow's resource manager, found there by name.
+# Operations that keep a resource in TensorFlow's resource manager, where it is found by name.
 _RESOURCES = frozenset(
     {"VarHandleOp", "HashTableV2", "MutableHashTableV2"}
     | {"MutableDenseHashTableV2", "MutableHashTableOfTensorsV2"}
@@ -41,7 +41,7 @@ class Graph:
 
     Attributes:
       graph_def: The graph; it may be changed until the first call imports it.
-      sets_dataset_options: Whether it says itself how a dataset is to be read.
+      sets_dataset_options: Whether the graph itself sets how a dataset is read.
     """
 
     def __init__(self, proto):
@@ -72,7 +72,7 @@ class Graph:
 
     @contextlib.contextmanager
     def _copy(self) -> Iterator[_Imported]:
-        """A copy of the graph that nobody else uses meanwhile."""
+        """A copy of the graph that no other call uses meanwhile."""
         with self._lock:
             imported = self._free.pop() if self._free else self._import()
         try:
@@ -89,17 +89,17 @@ class Graph:
 
 
 class _Imported:
-    """A graph in this process, cut down to what its results need."""
+    """A graph in this process, pruned to what its results need."""
 
     def __init__(self, graph_def, initialize_op, feeds, fetches, token):
         wrapped = tf.compat.v1.wrap_function(lambda: _import(graph_def), [])
         graph = wrapped.graph
         tensors = [graph.get_tensor_by_name(name) for name in feeds]
-        if token:  # TFF's name for a session, which some of its own graphs ask for
+        if token:  # TFF's name for a session, which some of its own graphs take
             tensors.append(graph.get_tensor_by_name(token))
-        # Only graphs that share state between calls look at its value.
+        # Only graphs that share state between calls use its value.
         self._token = [tf.constant("tff_fedlabel")] if token else []
-        # `prune` wants each tensor once.
+        # `prune` takes each tensor only once.
         unique = list(dict.fromkeys(fetches))
         self._positions = [unique.index(name) for name in fetches]
         self._run = wrapped.prune(tensors, [graph.get_tensor_by_name(name) for name in unique])
@@ -117,12 +117,12 @@ class _Imported:
             results = call.run(self._run, [*arguments, *self._token])
         finally:
             if self._destroy is not None:
-                Call().run(self._destroy, [])  # also of a call that was cancelled
+                Call().run(self._destroy, [])  # even if the call was cancelled
         return [results[position] for position in self._positions]
 
 
 def _import(graph_def) -> None:
-    """Imports a graph, with operations that destroy what it keeps."""
+    """Imports a graph and adds operations that destroy its resources."""
     tf.import_graph_def(graph_def, name="")
     for operation in tf.compat.v1.get_default_graph().get_operations():
         if operation.type in _RESOURCES:
@@ -156,7 +156,7 @@ def _is_seeded(node) -> bool:
 
 
 def _with_own_resources(graph_def, prefix):
-    """The graph with names of its own for what it keeps in TensorFlow's resource manager."""
+    """A copy of the graph with its own names for resources in TensorFlow's resource manager."""
     own = tf.compat.v1.GraphDef()
     own.CopyFrom(graph_def)
     for node in all_nodes(own):
@@ -172,7 +172,7 @@ def flatten(value, type_spec: tff.Type, to_dataset) -> list[tf.Tensor]:
     Args:
       value: A structure that fits `type_spec`: numbers, arrays, tensors, datasets, lists of the
         elements of a dataset.
-      type_spec: Its TFF type; what is placed in it has one value.
+      type_spec: Its TFF type; each federated type in it has a single value.
       to_dataset: `(value, tff.SequenceType) -> variant tensor`.
 
     Raises:
@@ -204,24 +204,26 @@ def _to_tensor(value, type_spec: tff.TensorType) -> tf.Tensor:
             value = _converted(value, np.dtype(type_spec.dtype))
         tensor = tf.convert_to_tensor(value, dtype)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"a value of {type(value).__name__} is no {type_spec}: {error}") from None
+        raise TypeError(
+            f"a value of {type(value).__name__} does not match type {type_spec}: {error}"
+        ) from None
     return _of_shape(tensor, type_spec)
 
 
 def _of_shape(tensor: tf.Tensor, type_spec: tff.TensorType) -> tf.Tensor:
     if not tf.TensorShape(type_spec.shape).is_compatible_with(tensor.shape):
-        raise TypeError(f"a value of shape {tensor.shape} is no {type_spec}")
+        raise TypeError(f"a value of shape {tensor.shape} does not match type {type_spec}")
     return tensor
 
 
 def _converted(value, dtype: np.dtype):
-    """Numbers as an array of a dtype, equal up to rounding; TensorFlow would cut and wrap them."""
+    """Numbers as an array of a dtype, equal up to rounding; TensorFlow would truncate and wrap."""
     array = np.asarray(value)
     kinds = {array.dtype.kind, dtype.kind}
     if array.dtype == dtype or not array.size or not kinds <= set("biufc"):
         return value
     if not kinds <= set("iu") and not np.can_cast(array.dtype, dtype, "same_kind"):
-        raise TypeError(f"{array.dtype} cannot become {dtype}")
+        raise TypeError(f"{array.dtype} cannot be converted to {dtype}")
     with np.errstate(all="ignore"):
         converted = array.astype(dtype)
     if dtype.kind in "iu":
@@ -234,12 +236,12 @@ def _converted(value, dtype: np.dtype):
 
 
 def unflatten(tensors: Sequence[tf.Tensor], type_spec: tff.Type, leaf=None):
-    """The value of a type from its tensors.
+    """Builds the value of a type from its tensors.
 
     Args:
       tensors: As `flatten` gives them.
-      type_spec: The type; what is placed in it has one value.
-      leaf: What becomes of a tensor; by default a NumPy value, see `_kept_tensors`.
+      type_spec: The type; each federated type in it has a single value.
+      leaf: Converts a tensor; by default to a NumPy value, see `_kept_tensors`.
     """
     remaining = iter(tensors)
     to_value = leaf or _kept_tensors.to_numpy

@@ -1,9 +1,9 @@
-"""Results as NumPy arrays, behind which the tensors stay at hand.
+"""Returns results as NumPy arrays and keeps the tensors behind them for reuse.
 
-TFF's contexts return NumPy arrays, and a round's result is mostly the next round's argument. An
-array that comes back as it is finds its tensor again: nothing is checked, converted or copied. On
-a GPU the array is the host's copy and the tensor the one in the GPU's memory, so what is saved
-there is the copy to the device as well.
+TFF's contexts return NumPy arrays, and a round's result is mostly the next round's argument. For an
+array that comes back unchanged its tensor is used again: nothing is checked, converted or copied.
+On a GPU the array is the host's copy and the tensor is the one in the GPU's memory, so this also
+saves the copy to the device.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ import weakref
 import numpy as np
 import tensorflow as tf
 
-# Those whose memory NumPy can show; of the others, such as bfloat16 and strings, it has a copy.
-_SHOWN = frozenset("biufc")
+# Kinds of dtypes whose memory NumPy can view; others, such as bfloat16 and strings, it copies.
+_VIEWABLE = frozenset("biufc")
 
-# id of an array -> the array, and its tensor. An entry ends with its array.
+# id of an array -> the array, and its tensor. An entry is removed with its array.
 _kept: dict[int, tuple[weakref.ref, tf.Tensor]] = {}
 
 
 def to_numpy(tensor: tf.Tensor):
-    """A tensor's value: a NumPy scalar, or an array that cannot be written to.
+    """A tensor's value: a NumPy scalar, or a read-only array.
 
-    The array shows the tensor's memory where it can. Nobody may write there: the tensor would
-    change too, and be used in the next call as if it had not.
+    The array is a view of the tensor's memory where possible. Nobody may write to it: the tensor
+    would change too, and the next call would use it as if it had not.
     """
-    if not tensor.shape.rank or np.dtype(tensor.dtype.as_numpy_dtype).kind not in _SHOWN:
+    if not tensor.shape.rank or np.dtype(tensor.dtype.as_numpy_dtype).kind not in _VIEWABLE:
         return tensor.numpy()
     array = np.asarray(memoryview(tensor))
     array.flags.writeable = False
@@ -36,6 +36,6 @@ def to_numpy(tensor: tf.Tensor):
 
 
 def tensor_of(value) -> tf.Tensor | None:
-    """The tensor behind an array of `to_numpy`; None of anything else, copies of it included."""
+    """The tensor behind an array of `to_numpy`; None for anything else, including its copies."""
     known, tensor = _kept.get(id(value), (lambda: None, None))
     return tensor if tensor is not None and known() is value else None

@@ -1,8 +1,8 @@
-"""Divides a computation over several workers, by way of TFF's mergeable form.
+"""Divides a computation over several workers, using TFF's mergeable form.
 
-TFF splits a computation with one layer of aggregation in three: what is done with some of the
-clients up to their partial aggregate, what merges two partial aggregates, and what is done with the
-whole. The results are merged in the clients' order, so a round repeats itself bit for bit.
+TFF splits a computation with one layer of aggregation into three: one computes the partial
+aggregate of some of the clients, one merges two partial aggregates, and one uses the full
+aggregate. The results are merged in the clients' order, so a round is reproducible bit for bit.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ class NotMergeableError(ComputationError, ValueError):
 
 
 class Plan:
-    """A computation, made ready for several workers.
+    """A computation, prepared for several workers.
 
     Args:
       comp: The computation.
-      compiler: Turns a computation into what a worker understands, and remembers it.
+      compiler: Compiles a computation to what a worker understands, and caches it.
       divide: Whether there are several workers.
 
     Attributes:
-      whole: The computation, where it is run by one worker; else None.
-      up_to_merge, merge, after_merge: Its three parts where it is run by several.
+      whole: The computation, if it is run by one worker; else None.
+      up_to_merge, merge, after_merge: Its three parts if it is run by several.
 
     Raises:
       NotMergeableError: It has clients but cannot be divided.
@@ -63,13 +63,15 @@ class Plan:
         sizes = [len(values) for values in lists]
         if len(set(sizes)) > 1:
             raise ValueError(
-                f"the arguments are of different numbers of clients: {sorted(set(sizes))}"
+                f"the arguments have different numbers of clients: {sorted(set(sizes))}"
             )
         parts = max(1, min(workers, sizes[0]))
         bounds = [sizes[0] * i // parts for i in range(parts + 1)]
-        return [self._some(argument, a, b) for a, b in zip(bounds, bounds[1:], strict=False)]
+        return [
+            self._slice_clients(argument, a, b) for a, b in zip(bounds, bounds[1:], strict=False)
+        ]
 
-    def _some(self, argument: Any, first: int, end: int) -> Any:
+    def _slice_clients(self, argument: Any, first: int, end: int) -> Any:
         """The argument with a range of the clients."""
         return map_leaves(
             lambda t, v: v[first:end] if is_client_list(t) else v, self._parameter, argument
@@ -88,11 +90,11 @@ class Plan:
           merged: The merged aggregate.
 
         Returns:
-          One for each part where the result holds values of clients. Elsewhere one without any
-          client: the result depends on the aggregate alone, and the data need not travel again.
+          One for each part if the result holds values of clients. Otherwise one without clients:
+          the result depends on the aggregate alone, and the data need not be sent again.
         """
         if not has_client_lists(self._result):
-            parts = [self._some(parts[0], 0, 0)]
+            parts = [self._slice_clients(parts[0], 0, 0)]
         return [tff.structure.Struct.unnamed(part, merged) for part in parts]
 
     def join(self, results: list[Any]) -> Any:
@@ -122,5 +124,5 @@ def _mergeable_form(comp: tff.Computation) -> tff.framework.MergeableCompForm:
 
 
 def _joined(leaf: tff.Type, first: Any, *others: Any) -> Any:
-    """The clients of all results; of what has none, the first, which all others equal."""
+    """The clients of all results; for a leaf without clients the first, as all are equal."""
     return sum(others, first) if is_client_list(leaf) else first

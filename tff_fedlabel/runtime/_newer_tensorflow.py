@@ -1,16 +1,16 @@
-"""Graphs that a newer TensorFlow wrote, for TFF's worker, which is built with TensorFlow 2.14.
+"""Adapts graphs of a newer TensorFlow to TFF's worker, which is built with TensorFlow 2.14.
 
 Found by comparing the operations that TensorFlow 2.14.1, 2.19 and 2.21 register, and the results of
 600 small computations and datasets in the worker and in TensorFlow 2.21:
 
 * A file of records is read with a buffer of automatic size (-1), which 2.14 refuses. The size does
-  not change what is read, so the worker gets 2.14's default in its place.
-* The worker ignores attributes that it does not know. Of all new ones only `bad_indices_policy`
-  changes a result, and only where it is "IGNORE"; that is refused before anything is sent.
+  not change what is read, so the worker gets 2.14's default instead.
+* The worker ignores attributes that it does not know. Of the new ones only `bad_indices_policy`
+  changes a result, and only if it is "IGNORE"; that is refused before anything is sent.
 * New operations, new types of old ones and operations that TFF left out of its build fail in the
-  worker. What it says then is long and does not say why: `unknown_to_worker` does.
+  worker. Its error is then long and does not give the reason: `unknown_to_worker` does.
 
-Beside TensorFlow 2.14 graphs are not looked at.
+With TensorFlow 2.14 graphs are not inspected.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _IS_NEWER = tf.version.GRAPH_DEF_VERSION > _WORKER_GRAPH_VERSION
 _BUFFER_BYTES = 256 * 1024
 _READER = "TFRecordDataset"
 _POLICY, _IGNORE = "bad_indices_policy", b"IGNORE"
-# One of them is in every serialized graph that needs a look; to parse it costs more than to search.
+# Every serialized graph that needs a look contains one of them; searching costs less than parsing.
 _MARKS = (_READER.encode(), b"\x12\x06" + _IGNORE)
 
 
 def compile_computation(comp: tff.Computation) -> tff.Computation:
-    """Turns a computation into what TFF's worker understands.
+    """Compiles a computation to what TFF's worker understands.
 
     Raises:
-      UnsupportedComputationError: It uses what the worker would read differently.
+      UnsupportedComputationError: It uses something that the worker would read differently.
     """
     comp = tff.backends.native.desugar_and_transform_to_native(comp)
     if not _IS_NEWER:
@@ -55,10 +55,10 @@ def compile_computation(comp: tff.Computation) -> tff.Computation:
 
 
 def adapt_value(value) -> None:
-    """Changes the datasets in a `Value` proto, which is about to be sent, where it must.
+    """Changes the datasets in a `Value` proto that is about to be sent, where necessary.
 
     Raises:
-      UnsupportedComputationError: One uses what the worker would read differently.
+      UnsupportedComputationError: One uses something that the worker would read differently.
     """
     if not _IS_NEWER:
         return
@@ -91,7 +91,7 @@ def _sequences(value) -> Iterator:
 
 
 def _adapted(serialized: bytes) -> bytes | None:
-    """A serialized graph as the worker can read it; None where it can read it as it is."""
+    """A serialized graph changed so that the worker can read it; None if it can already."""
     if not any(mark in serialized for mark in _MARKS):
         return None
     graph = tf.compat.v1.GraphDef.FromString(serialized)
@@ -107,7 +107,7 @@ def _refuse_ignored_indices(nodes) -> None:
         if _POLICY in node.attr and node.attr[_POLICY].s == _IGNORE:
             raise UnsupportedComputationError(
                 f"{_WORKER} does not know {_POLICY}='IGNORE' (in the operation {node.op!r}) and "
-                f"fails at indices out of range; {_ADVICE}"
+                f"fails on indices out of range; {_ADVICE}"
             )
 
 
@@ -122,7 +122,7 @@ def _set_buffer_sizes(nodes) -> int:
             if size is not None and tf.make_ndarray(size.attr["value"].tensor) == -1:
                 readers.append((node, size, node.input[2]))
     for node, size, reference in readers:
-        # A constant of its own: optimizers share one among all that need a -1.
+        # A separate constant: optimizers share one among all that need a -1.
         own = nodes.add()
         own.CopyFrom(size)
         own.name = f"{node.name}/tff_fedlabel_buffer_size"
@@ -132,10 +132,10 @@ def _set_buffer_sizes(nodes) -> int:
 
 
 def unknown_to_worker(details: str) -> str | None:
-    """What the worker did not know, in one line, where that is why it failed.
+    """What the worker did not know, in one line, if that is why it failed; else None.
 
     Args:
-      details: What the worker said.
+      details: The worker's error message.
     """
     for pattern, what, advice in _UNKNOWN:
         match = re.search(pattern, details, re.DOTALL)
@@ -151,7 +151,7 @@ def _name_of_type(number: str) -> str:
         return number
 
 
-# What the worker says -> what that means, what to do.
+# A pattern in the worker's error message -> what it means, what to do.
 _UNKNOWN = (
     (
         r"Op type not registered '(\w+)'",

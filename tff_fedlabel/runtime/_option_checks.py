@@ -1,4 +1,4 @@
-"""The options of a runtime: one frozen dataclass for each, whose fields bring their checks along.
+"""The options of a runtime: one frozen dataclass for each, whose fields carry their checks.
 
 >>> class Options(CheckedOptions):
 ...     attempts: int = option(integer(1), 3)
@@ -31,7 +31,7 @@ class CheckedOptions:
     def __post_init__(self):
         for field in dataclasses.fields(self):
             value = field.metadata["check"](field.name, getattr(self, field.name))
-            object.__setattr__(self, field.name, value)  # also of a frozen dataclass
+            object.__setattr__(self, field.name, value)  # the dataclass is frozen
 
     @classmethod
     def names(cls) -> list[str]:
@@ -40,7 +40,7 @@ class CheckedOptions:
 
 
 def integer(least: int) -> Check:
-    """A check for an integer, also NumPy's, of `least` or more."""
+    """A check for an integer, NumPy's included, of `least` or more."""
 
     def check(name, value):
         whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
@@ -62,30 +62,30 @@ def seconds(name: str, value: Any) -> float:
     """Checks for a finite time above 0."""
     number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if not number or not 0 < value < float("inf"):
-        raise ValueError(f"{name} is {value!r}; it must be seconds above 0")
+        raise ValueError(f"{name} is {value!r}; it must be a number of seconds above 0")
     return float(value)
 
 
 def writable_file(name: str, value: Any) -> Any:
-    """Checks for a file that is there or can be made."""
+    """Checks for a writable file, which may not exist yet."""
     if not isinstance(value, str | os.PathLike):
         raise ValueError(f"{name} is {value!r}; it must be the path of a file")
     folder = os.path.dirname(os.path.abspath(value))
     target = value if os.path.exists(value) else folder
     if os.path.isdir(value) or not os.access(target, os.W_OK):
-        raise ValueError(f"{name} {str(value)!r} is not a file that can be written")
+        raise ValueError(f"{name} {str(value)!r} is not a writable file")
     return value
 
 
 def program(name: str, value: Any) -> Any:
-    """Checks for a file that can be run."""
+    """Checks for an executable file."""
     if not isinstance(value, str | os.PathLike):
         raise ValueError(f"{name} is {value!r}; it must be the path of a program")
     if not (os.path.isfile(value) and os.access(value, os.X_OK)):
-        raise ValueError(f"{name} {str(value)!r} is not a file that can be run")
+        raise ValueError(f"{name} {str(value)!r} is not an executable file")
     return value
 
 
 def or_none(check: Check) -> Check:
-    """The check, of an option that may also be None."""
+    """The check for an option that may also be None."""
     return lambda name, value: None if value is None else check(name, value)

@@ -1,9 +1,9 @@
-"""Workers that belong to somebody else: connections that may break, and calls that are repeated.
+"""Workers that others started: connections that may break, and calls that are retried.
 
 All state changes happen in one event loop, so nothing here is locked. TFF's own calls block while
-the worker computes; each worker therefore has a thread of its own for them, and the loop meanwhile
-asks the worker for signs of life. A worker that stops giving them loses its connection, which ends
-the blocked call.
+the worker computes; each worker therefore has its own thread for them, and the loop meanwhile sends
+the worker heartbeats. The connection to a worker that stops answering is closed, which ends the
+blocked call.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from absl import logging
 from tff_fedlabel.runtime import _mergeable, _remote
 from tff_fedlabel.runtime._runtime_errors import ComputationError, WorkerError
 
-_PROBE_SECONDS = 1.0  # for a worker that was lost, at the next call
+_PROBE_SECONDS = 1.0  # to reconnect to a lost worker at the next call
 _ENDED = "this runtime has ended: call computations inside its `with` block"
 
 
@@ -30,7 +30,7 @@ class _Lost(WorkerError):
 
 
 class _Link:
-    """One connection to a worker: the `_remote.Peer` of its calls. It breaks once."""
+    """One connection to a worker: the `_remote.Peer` of its calls. Once closed it stays closed."""
 
     def __init__(self, address: str):
         self.channel = _remote.open_channel(address)
@@ -52,18 +52,18 @@ class _Link:
         return _Lost(self.cause or _one_line(error))
 
     async def answers(self, seconds: float, wait: bool = False) -> str | None:
-        """Asks for a sign of life; returns None, or why there is none."""
+        """Sends a heartbeat; returns None if the worker answers, else why it does not."""
         if self.closed:
             return self.cause
         call = _remote.ask(self.channel, seconds, wait)
         loop = asyncio.get_running_loop()
         done = loop.create_future()
 
-        def tell(_):
+        def wake(_):
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(lambda: done.done() or done.set_result(None))
 
-        call.add_done_callback(tell)
+        call.add_done_callback(wake)
         try:
             await done
         finally:
@@ -71,7 +71,7 @@ class _Link:
         if _remote.answered(call):
             return None
         if self.cause is None and call.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-            return f"no sign of life for {seconds:g} s"
+            return f"no heartbeat for {seconds:g} s"
         return self.cause or _one_line(call)
 
 
@@ -96,15 +96,15 @@ class Remote:
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time to try again. Asking takes at most a tenth of the time."""
+        """Whether it is time to reconnect. Attempts take at most a tenth of the time."""
         return time.monotonic() >= self._next_try
 
     async def connect(self, seconds: float, wait: bool = False) -> None:
-        """Tries to have a connection; sets `cause` where there is none.
+        """Tries to connect; sets `cause` if that fails.
 
         Args:
           seconds: Time limit.
-          wait: Try until then, also where the other machine refuses at once.
+          wait: Keep trying until then, even if the other machine refuses at once.
         """
         async with self._connecting:
             if self.link is not None:
@@ -114,7 +114,7 @@ class Remote:
             try:
                 cause = await link.answers(seconds, wait)
                 if cause is not None and wait:
-                    # Only a call that does not wait is told why there is no connection.
+                    # Only a call that does not wait learns why there is no connection.
                     cause = await link.answers(_PROBE_SECONDS)
             except BaseException:
                 link.close("interrupted")
@@ -128,14 +128,14 @@ class Remote:
             self.link = link
 
     async def call(self, comp: tff.Computation, argument: Any) -> Any:
-        """Runs a computation on the worker; `_Lost` where the worker did not last."""
+        """Runs a computation on the worker; raises `_Lost` if the worker is lost meanwhile."""
         link = self.link
         if link is None:
             raise _Lost(self.cause)
         try:
             return await self._watched(link, self._context.invoke(comp, argument))
         except asyncio.CancelledError:
-            # Only the end of the connection ends the blocked call; the next call makes a new one.
+            # Only closing the connection ends the blocked call; the next call makes a new one.
             self.drop(link, "the call was cancelled", quiet=True)
             raise
         except Exception as error:
@@ -143,7 +143,7 @@ class Remote:
             if cause is None and isinstance(error, _Lost):
                 cause = str(error)
             if cause is None and isinstance(error, ComputationError):
-                # What the death of a worker looks like depends on where it struck.
+                # Which error a worker's death causes depends on when it died.
                 cause = await link.answers(self._heartbeat_timeout)
             if cause is None:
                 raise
@@ -153,7 +153,7 @@ class Remote:
     async def _watched(self, link, coroutine):
         work = asyncio.wrap_future(self._thread.submit(coroutine))
         while True:
-            # Together the pause and the answer's time limit are the time-out.
+            # This pause and the heartbeat's time limit add up to the time-out.
             done, _ = await asyncio.wait({work}, timeout=self._heartbeat_timeout / 4)
             if done:
                 return work.result()
@@ -162,7 +162,7 @@ class Remote:
                 link.close(cause)
 
     async def check(self) -> None:
-        """Gives up a connection by which nobody answers."""
+        """Drops the connection if the worker does not answer."""
         link = self.link
         cause = link and await link.answers(self._heartbeat_timeout)
         if cause:
@@ -179,11 +179,11 @@ class Remote:
 
 
 class Pool:
-    """Several workers, and computations on those of them that answer.
+    """Several workers; runs computations on those that answer.
 
     Args:
       remotes: The workers.
-      attempts: How often a computation is tried in all.
+      attempts: The total number of attempts at a computation.
     """
 
     def __init__(self, remotes: list[Remote], attempts: int):
@@ -192,7 +192,7 @@ class Pool:
         self._closed = False
 
     async def connect(self, seconds: float) -> None:
-        """Connects to every worker; `WorkerError` where none answers in time."""
+        """Connects to every worker; `WorkerError` if none answers in time."""
         await asyncio.gather(*(remote.connect(seconds, wait=True) for remote in self._remotes))
         self._alive()
         for remote in self._remotes:
@@ -200,7 +200,7 @@ class Pool:
                 logging.warning("worker %s does not answer: %s", remote.address, remote.cause)
 
     async def check(self) -> None:
-        """Raises `WorkerError` where no worker answers."""
+        """Raises `WorkerError` if no worker answers."""
         self.check_open()
         await asyncio.gather(*(remote.check() for remote in self._remotes))
         await self._revive()
@@ -209,7 +209,7 @@ class Pool:
         """Runs a computation.
 
         A part whose worker is lost is run again on another; the parts are pure functions, so the
-        result is the same whoever computes them.
+        result is the same whichever worker computes them.
 
         Raises:
           WorkerError: No worker is left, or workers were lost in every attempt.
@@ -247,7 +247,7 @@ class Pool:
                     raise outcome
             if lost:
                 self.check_open()
-                self._alive()  # says so where none is left, whatever attempts are
+                self._alive()  # raises if none is left, even if attempts are
                 attempts.spend(self._causes())
 
     async def _revive(self) -> None:
@@ -272,7 +272,7 @@ class Pool:
         return {remote.address: remote.cause for remote in self._remotes if remote.link is None}
 
     def check_open(self) -> None:
-        """Raises `WorkerError` where the runtime has ended."""
+        """Raises `WorkerError` if the runtime has ended."""
         if self._closed:
             raise WorkerError(_ENDED)
 
@@ -294,7 +294,7 @@ class _Attempts:
         self._left -= 1
         if self._left <= 0:
             times = "1 attempt" if self._number == 1 else f"{self._number} attempts"
-            raise WorkerError(f"workers were lost in {times} of the computation: {causes}")
+            raise WorkerError(f"workers were lost in {times} at the computation: {causes}")
 
 
 def _text(error) -> str:

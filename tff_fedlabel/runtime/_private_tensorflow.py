@@ -1,19 +1,19 @@
 """What only private modules of TensorFlow can do.
 
-* A function that runs can be cancelled from another thread only through a cancellation manager of
-  `tensorflow.python.eager`, and its public-looking context is one global for all threads: `call`
-  hands it over directly. Without it Ctrl-C would wait for every client that is being computed.
-* Which device an operation inside a function was placed on is told only by the graphs that the
-  eager context collects; `tf.debugging.set_log_device_placement` prints it and returns nothing.
-* A function that was cut out of a graph has no Python signature. Called the public way it first
+* A running function can be cancelled from another thread only through a cancellation manager of
+  `tensorflow.python.eager`, and its public-looking context is one global for all threads: `Call`
+  passes the manager directly. Without it Ctrl-C would wait for every client in progress.
+* Only the graphs that the eager context collects show which device an operation inside a function
+  was placed on; `tf.debugging.set_log_device_placement` prints it and returns nothing.
+* A function that was pruned from a graph has no Python signature. Called the public way it first
   fails to bind its arguments to one, with a traceback, at every call: that costs as much as all of
   a small client's work.
-* Which kernels an operation has is told by the registry of kernels alone, and which of an
-  operation's results lie in the host's memory by that registry and the one of operations. A
-  TensorFlow built for CUDA registers its GPU kernels on machines without a GPU, too.
-* Whether op determinism is on: it can be turned on in public, but not asked for.
-* Which datasets a dataset was made of is known to its private `_inputs()` only; the alternative,
-  its serialized graph, holds all the data that is in memory.
+* Only the kernel registry shows which kernels an operation has; together with the op registry it
+  shows which of an operation's results are in host memory. A TensorFlow built for CUDA registers
+  its GPU kernels on machines without a GPU, too.
+* Whether op determinism is on: the public API can turn it on but not query it.
+* Only a dataset's private `_inputs()` shows which datasets it was made from; the alternative, its
+  serialized graph, holds all the data that is in memory.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tensorflow.python.eager import cancellation, execute
 from tensorflow.python.eager import context as eager_context
 from tensorflow.python.framework import config, kernels, op_def_registry
 
-# Part of every partition, on whichever device; they compute nothing.
+# Part of every partition on any device; they compute nothing.
 _BOOKKEEPING = frozenset({"_Arg", "_Retval", "_DeviceRetval", "_DeviceArg", "_Send", "_Recv"}) | {
     "_HostSend",
     "_HostRecv",
@@ -38,7 +38,7 @@ _BOOKKEEPING = frozenset({"_Arg", "_Retval", "_DeviceRetval", "_DeviceArg", "_Se
     "NoOp",
 }
 
-# The last two do not tell what they were made of.
+# The last two do not show what they were made from.
 _MAY_SHUFFLE = frozenset(
     {"_ShuffleDataset", "_ShuffleAndRepeatDataset", "_RandomDataset"}
     | {"_VariantDataset", "DatasetV1Adapter"}
@@ -46,11 +46,11 @@ _MAY_SHUFFLE = frozenset(
 
 
 class Call:
-    """What is computed for one caller, and can be cancelled from any thread.
+    """What is computed for one caller; it can be cancelled from any thread.
 
     Attributes:
       cause: The first error that was not a cancellation, or None. A function that fails cancels
-        all others of the call, and one of those may be the first to tell.
+        all others of the call, and one of those may be the first to report.
     """
 
     def __init__(self):
@@ -80,13 +80,13 @@ class Call:
 
 
 class Operation(NamedTuple):
-    """A kind of operation in a place.
+    """A type of operation on a device.
 
     Attributes:
       device: "GPU:0": type and number of the device it was placed on.
       op: Its type, "Conv2D".
-      on_gpu: What TensorFlow has for it on a GPU, one of `GPU_KERNEL`, `HOST_MEMORY` and texts that
-        start with `NO_GPU_KERNEL`.
+      on_gpu: TensorFlow's support for it on a GPU: `GPU_KERNEL`, `HOST_MEMORY` or a text that
+        starts with `NO_GPU_KERNEL`.
     """
 
     device: str
@@ -105,9 +105,9 @@ NO_GPU_KERNEL = "no GPU kernel"
 
 
 def operations_by_device(call: Callable[[], object]) -> tuple[object, collections.Counter]:
-    """Runs `call` and counts, by place and type, the operations that it runs.
+    """Runs `call` and counts, by device and type, the operations that it runs.
 
-    Counted are the functions that are instantiated meanwhile, so those called for the first time.
+    Only functions instantiated meanwhile are counted, that is, those called for the first time.
 
     Returns:
       What `call` returned, and `Operation` -> how many of them.
@@ -139,15 +139,15 @@ def by_kind(operations: collections.Counter) -> collections.Counter:
 
 
 def support_on_gpu(node) -> str:
-    """What this TensorFlow has for a node on a GPU, whether there is one or not.
+    """This TensorFlow's support for a node on a GPU, whether there is one or not.
 
     Args:
       node: A `NodeDef`.
 
     Returns:
-      `GPU_KERNEL`; `HOST_MEMORY` where the GPU's kernel leaves all its results in the host's
-      memory, as for shapes, datasets and most arithmetic of int32; or that there is no kernel, and
-      for which dtype if others have one.
+      `GPU_KERNEL`; `HOST_MEMORY` if the GPU's kernel leaves all its results in host memory, as for
+      shapes, datasets and most arithmetic of int32; or that there is no kernel, and for which
+      dtype if others have one.
     """
     registered = _gpu_kernels(node.op)
     if not registered:
@@ -164,9 +164,9 @@ def support_on_gpu(node) -> str:
 
 @functools.cache
 def _gpu_kernels(op: str) -> list:
-    """The kernels that an operation on a GPU may get, the best first."""
+    """The kernels that an operation on a GPU may get, the preferred ones first."""
     found = kernels.get_registered_kernels_for_op(op).kernel
-    # A kernel of the device DEFAULT runs anywhere. Those with a label are asked for by it.
+    # A kernel of the device DEFAULT runs anywhere. One with a label is used only on request.
     found = [k for k in found if k.device_type in ("GPU", "DEFAULT") and not k.label]
     return sorted(found, key=lambda k: k.device_type, reverse=True)
 
@@ -191,7 +191,7 @@ def _fits(kernel, types: dict[str, list[int]]) -> bool:
 
 
 def _types_without_kernel(registered, types: dict[str, list[int]]) -> list[str]:
-    """Names of dtypes that no kernel takes; of all dtypes where it is their combination."""
+    """Names of dtypes that no kernel takes; of all dtypes if only their combination is at fault."""
     allowed = collections.defaultdict(set)
     for kernel in registered:
         for constraint in kernel.constraint:
@@ -206,14 +206,14 @@ def op_determinism_is_enabled() -> bool:
 
 
 def may_shuffle(dataset: tf.data.Dataset) -> bool:
-    """Whether a dataset may have come out of `Dataset.shuffle`, in any of its stages."""
+    """Whether any stage of a dataset may come from `Dataset.shuffle`."""
     stages = [dataset]
     while stages:
         stage = stages.pop()
         if type(stage).__name__ in _MAY_SHUFFLE:
             return True
         for function in stage._functions():
-            # A dataset that is used in a function of another.
+            # A dataset that is captured by a function of another.
             if any(tensor.dtype == tf.variant for tensor in function.function.captured_inputs):
                 return True
         stages += stage._inputs()

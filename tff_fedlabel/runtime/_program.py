@@ -1,8 +1,8 @@
-"""TFF's context for `tff.program` code, mended for clients whose data is a struct.
+"""TFF's context for `tff.program` code, fixed for clients whose data is a struct.
 
-`tff.program.NativeFederatedContext` of TFF 0.87 walks through the list of clients as if it were one
-client: of clients with `OrderedDict(labeled=, unlabeled=)` it keeps the first two and drops the
-others without a word. Here the list travels past that walk in a holder.
+`tff.program.NativeFederatedContext` of TFF 0.87 traverses the list of clients as if it were one
+client: of clients with `OrderedDict(labeled=, unlabeled=)` it keeps the first two and silently
+drops the others. Here a holder carries the list past that traversal.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class FederatedContext(tff.program.NativeFederatedContext):
     """A `tff.program.NativeFederatedContext` for any client data.
 
     Args:
-      context: The context that computes. Where it has ended a call fails at once, rather than when
+      context: The context that computes. If it has ended, a call fails at once rather than when
         its result is awaited.
     """
 
@@ -33,7 +33,7 @@ class FederatedContext(tff.program.NativeFederatedContext):
 
 
 class _Unpacking(tff.framework.AsyncContext):
-    """Gives the clients back before it computes."""
+    """Restores the lists of clients before it computes."""
 
     def __init__(self, context: AsyncContext):
         self._inner = context
@@ -60,9 +60,9 @@ class _Holder:
 
 
 def _hold(clients, member: tff.Type):
-    """Something that TFF walks through by the type of one client, and that keeps them all."""
+    """Holds all clients in a structure that TFF can traverse as the type of one client."""
     if not leaves(member):
-        return clients  # there is nowhere to keep them, and no data to lose
+        return clients  # there is no leaf to hold them, and no data to lose
     holder = _Holder(clients)
     return map_leaves(lambda _: holder, member)
 

@@ -1,4 +1,4 @@
-"""What calls a running worker over gRPC: the channel, TFF's stub and executor, the contexts."""
+"""Calls a running worker over gRPC: the channel, TFF's stub and executor, the contexts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tff_fedlabel.runtime._runtime_errors import (
     readable,
 )
 
-_MAX_MESSAGE_BYTES = 2 * 1000**3  # TFF's own figure; gRPC's default of 4 MB is less than a model
+_MAX_MESSAGE_BYTES = 2 * 1000**3  # TFF's own limit; gRPC's default of 4 MB is less than a model
 _OPTIONS = (
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
@@ -31,26 +31,26 @@ _OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
 )
 _LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
-_FORGOTTEN = "No executor found for ID"  # of a worker that was started anew since
+_FORGOTTEN = "No executor found for ID"  # from a worker that was restarted since
 _CLEAN_UP = ("Dispose", "DisposeExecutor")
 _CLEAN_UP_SECONDS = 5.0
 _JOIN_SECONDS = 5.0
 
 
 class Peer(Protocol):
-    """Who knows the state of the worker that a `Stub` calls."""
+    """What knows the state of the worker that a `Stub` calls."""
 
     channel: grpc.Channel
 
     @property
     def closed(self) -> bool:
-        """Whether the worker is not used any more."""
+        """Whether the worker is no longer used."""
 
     def check(self) -> None:
-        """Raises `WorkerError` where the worker is gone."""
+        """Raises `WorkerError` if the worker is gone."""
 
     def lost(self, error: grpc.RpcError) -> WorkerError:
-        """The error to raise when a call found no worker at the other end."""
+        """The error to raise when a call did not reach a worker."""
 
 
 def open_channel(address: str) -> grpc.Channel:
@@ -59,14 +59,14 @@ def open_channel(address: str) -> grpc.Channel:
 
 
 def ask(channel: grpc.Channel, timeout: float, wait: bool = False) -> grpc.Future:
-    """Asks whether somebody answers: see `answered`.
+    """Checks whether anything answers: see `answered`.
 
-    gRPC's own notices of readiness come from a thread that prints a traceback when the channel is
-    closed under it.
+    gRPC's own readiness notifications come from a thread that prints a traceback if the channel is
+    closed meanwhile.
 
     Args:
       channel: The channel to ask through.
-      timeout: Seconds until an error is the answer.
+      timeout: Seconds until the call fails.
       wait: Try to connect until then, rather than once.
     """
     method = channel.unary_unary("/tff_fedlabel/AreYouThere")
@@ -74,7 +74,7 @@ def ask(channel: grpc.Channel, timeout: float, wait: bool = False) -> grpc.Futur
 
 
 def answered(call: grpc.Future) -> bool:
-    """Whether somebody did: whatever speaks gRPC answers a method that it does not know."""
+    """Whether anything answered: any gRPC server answers even a method that it does not know."""
     return call.code() in (grpc.StatusCode.OK, grpc.StatusCode.UNIMPLEMENTED)
 
 
@@ -90,11 +90,11 @@ def execution_context(
 
     Args:
       stub: The worker's.
-      default_num_clients: Number of clients of a computation whose arguments do not tell.
+      default_num_clients: Number of clients if a computation's arguments do not determine it.
       stream_structs: Send structures part by part.
-      compiler: Turns a computation into what the worker understands.
-      keep_executors: Keep what the worker set up for a number of clients for the next call. A
-        worker that was started anew meanwhile may have given its number to something else.
+      compiler: Compiles a computation to what the worker understands.
+      keep_executors: Keep the worker's executor for a number of clients for the next call. A
+        worker that was restarted meanwhile may have given the executor's id to something else.
 
     Returns:
       A `tff.framework.AsyncExecutionContext`. Its coroutines block while the worker computes.
@@ -131,7 +131,7 @@ class _FreshExecutors(tff.framework.ExecutorFactory):
 class EventLoopThread:
     """A thread that runs coroutines, and ends with its `with` block.
 
-    TFF's own synchronous context never ends its thread; a search over many runs would pile up
+    TFF's own synchronous context never ends its thread; a search over many runs would accumulate
     threads and open files.
     """
 
@@ -150,7 +150,7 @@ class EventLoopThread:
     async def _serve(self, started):
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
-        # Errors reach whoever asked for the result; the loop need not print them as well.
+        # Errors reach the caller that waits for the result; the loop need not print them as well.
         self._loop.set_exception_handler(lambda loop, context: None)
         started.set()
         await self._stop.wait()
@@ -165,7 +165,7 @@ class EventLoopThread:
         try:
             return future.result()
         finally:
-            future.cancel()  # nothing, where it is done
+            future.cancel()  # does nothing if it is done
 
     def is_alive(self) -> bool:
         """Whether the thread runs; it does not in a forked child."""
@@ -178,14 +178,14 @@ class EventLoopThread:
 
 
 class Executor(tff.framework.RemoteExecutor):
-    """TFF's executor, which also frees its memory in the worker when nobody uses it any more.
+    """TFF's executor, which also frees its memory in the worker when it is no longer used.
 
-    TFF keeps the ten numbers of clients used last and forgets the others without closing them:
-    each keeps about 10 MB and a dozen threads in the worker.
+    TFF keeps the executors of the ten numbers of clients used last and drops others without
+    closing them: each keeps about 10 MB and a dozen threads in the worker.
     """
 
     def __init__(self, stub: Stub, stream_structs: bool):
-        # Values are freed one by one rather than by the score: one may be a whole model.
+        # Values are freed one by one rather than in batches: one may be a whole model.
         super().__init__(stub, dispose_batch_size=1, stream_structs=stream_structs)
         self._worker_is_closed = stub.is_closed
 
@@ -195,10 +195,9 @@ class Executor(tff.framework.RemoteExecutor):
 
 
 class _QuietChannel:
-    """A gRPC channel without notices of its state, see `ask`, and with an end to clean-up calls.
+    """A gRPC channel without state notifications, see `ask`, and with a limit on clean-up calls.
 
-    Finalizers make those, in whatever thread they run, so one must not wait for a worker that
-    hangs.
+    Finalizers make those calls, in any thread, so they must not wait for a worker that hangs.
     """
 
     def __init__(self, channel: grpc.Channel):
@@ -220,8 +219,8 @@ class _QuietChannel:
 class Stub(tff.framework.RemoteExecutorStub):
     """TFF's gRPC stub, with errors that say what happened and that TFF does not retry.
 
-    TFF repeats, for ever, every call that fails with UNAVAILABLE, which is what a dead worker looks
-    like, or with FAILED_PRECONDITION.
+    TFF forever retries every call that fails with UNAVAILABLE, as calls to a dead worker do, or
+    with FAILED_PRECONDITION.
     """
 
     def __init__(self, worker: Peer):
@@ -256,7 +255,7 @@ class Stub(tff.framework.RemoteExecutorStub):
                 method(request)
 
     def get_executor(self, request):
-        # The first call; who does not know it is something else than TFF's worker.
+        # The first call; a server that does not know it is not TFF's worker.
         return self._call(self._stub.get_executor, request, (*_LOST, grpc.StatusCode.UNIMPLEMENTED))
 
     def create_value(self, request):

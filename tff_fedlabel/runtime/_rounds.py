@@ -17,10 +17,10 @@ from tff_fedlabel.runtime._private_tensorflow import Call
 
 
 class ClientError(Exception):
-    """The sequence of clients did not give one of them.
+    """The sequence of clients failed to return one of them.
 
     Attributes:
-      cause: What it raised instead.
+      cause: The exception that it raised instead.
     """
 
     def __init__(self, cause: Exception):
@@ -35,7 +35,7 @@ class Rounds:
       devices: Names of the TensorFlow devices that clients are spread over; the server's part is
         computed on the first.
       in_flight: How many clients are computed at once.
-      measurement: Asked before each client; returns None, or `measured(work)`, which is to return
+      measurement: Called before each client; returns None, or `measured(work)`, which is to return
         what `work()` does. A client that is measured is computed alone.
     """
 
@@ -64,12 +64,12 @@ class Rounds:
           plan: The compiled computation.
           type_spec: Its type.
           argument: Its argument, or None. Values of clients are any sequence.
-          call: By which it can be cancelled.
+          call: The call by which it can be cancelled.
 
         Raises:
           ClientError: The sequence of clients failed.
           TypeError: The argument does not fit.
-          tf.errors.OpError: The computation failed; `call.cause` may tell why.
+          tf.errors.OpError: The computation failed; `call.cause` may hold the reason.
         """
         run = self._local if isinstance(plan, LocalPlan) else self._round
         with tf.device(self.devices[0]):
@@ -107,7 +107,7 @@ class Rounds:
             while waiting:
                 yield waiting.popleft().result()
         except BaseException:
-            call.cancel()  # the others' work is in vain
+            call.cancel()  # the other clients' work is no longer needed
             raise
         finally:
             for future in waiting:
@@ -115,9 +115,9 @@ class Rounds:
             concurrent.futures.wait(waiting)
 
     def _work(self, plan, clients, number, context, call) -> list[tf.Tensor]:
-        """One client's update. Its data is made here, and nothing holds it any longer than this."""
-        as_told = plan.work.sets_dataset_options
-        to_dataset = self._datasets.as_given if as_told else self._datasets.for_clients
+        """One client's update. Its data is built here and released afterwards."""
+        sets_options = plan.work.sets_dataset_options
+        to_dataset = self._datasets.as_given if sets_options else self._datasets.for_clients
         try:
             with tf.device(self.devices[number % len(self.devices)]):
                 data = flatten(_client(clients, number), plan.client_type, to_dataset)

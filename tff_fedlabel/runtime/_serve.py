@@ -24,7 +24,7 @@ def define_flags() -> None:
         "host",
         "127.0.0.1",
         "address of this machine by which others reach the worker; 0.0.0.0 for all of them. "
-        "Loopback always does",
+        "Loopback always reaches it",
     )
     flags.DEFINE_integer(
         "max_concurrent_computation_calls", 0, "clients computed at once; 0 for no limit"
@@ -37,8 +37,8 @@ def main(argv: Sequence[str]) -> int:
     """Runs `serve` and its flags, as given on the command line.
 
     Returns:
-      The exit code: 1 failure, 2 wrong usage, 130 and 143 stopped by SIGINT and SIGTERM. What goes
-      wrong is told in one line on stderr.
+      The exit code: 1 failure, 2 wrong usage, 130 and 143 stopped by SIGINT and SIGTERM. Errors
+      are reported in one line on stderr.
     """
     program, *rest = argv
     command = rest.pop(0) if rest and not rest[0].startswith("-") else None
@@ -72,7 +72,7 @@ def _help(program: str) -> str:
 
 
 def _reported(command: Callable[[], int]) -> int:
-    """The exit code of a command, whose failure becomes one line."""
+    """Runs a command and returns its exit code; a failure is reported in one line."""
     try:
         return command()
     except KeyboardInterrupt:
@@ -96,7 +96,7 @@ def _complain(text: str, code: int) -> int:
 
 
 class _UsageError(ValueError):
-    """A flag has a value that makes no sense."""
+    """A flag has an invalid value."""
 
 
 class _Terminated(BaseException):
@@ -119,13 +119,13 @@ def _serve() -> int:
             worker.wait_until_ready(_STARTUP_SECONDS)
             if not host.is_loopback:
                 print(
-                    f"warning: there is no authentication: whoever reaches {_place(host)} can run "
-                    "computations on this machine",
+                    f"warning: there is no authentication: anyone who reaches {_place(host)} can "
+                    "run computations on this machine",
                     file=sys.stderr,
                 )
             print(f"worker ready on {_place(host)}", flush=True)
             while True:
-                worker.check()  # which also looks for addresses that are new
+                worker.check()  # also guards new addresses
                 time.sleep(_LOOK_SECONDS)
         finally:
             worker.close()
@@ -162,7 +162,7 @@ def _checked_host(text: str):
     ours = _exposure.local_addresses()
     known = {ipaddress.ip_address(address) for address in ours}
     if not (host.is_unspecified or host.is_loopback or host in known):
-        raise ValueError(f"--host {text} is no address of this machine: {', '.join(ours)}")
+        raise ValueError(f"--host {text} is not an address of this machine: {', '.join(ours)}")
     return host
 
 

@@ -1,4 +1,4 @@
-"""Questions about TFF types, and the one walk through them and the values that they describe."""
+"""Predicates on TFF types, and the traversal of types together with their values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tensorflow_federated as tff
 
 
 def is_at(type_spec: tff.Type, placement) -> bool:
-    """Whether a type is a federated one of a placement."""
+    """Whether a type is a federated type with a placement."""
     return isinstance(type_spec, tff.FederatedType) and type_spec.placement is placement
 
 
@@ -24,16 +24,17 @@ def has_clients(type_spec: tff.Type) -> bool:
 
 
 def has_client_lists(type_spec: tff.Type | None) -> bool:
-    """Whether a value of a type, which may be None, has a list of clients in it."""
+    """Whether a value of a type, which may be None, contains a list of clients."""
     return type_spec is not None and tff.types.contains(type_spec, is_client_list)
 
 
 def map_leaves(function: Callable[..., Any], type_spec: tff.Type, *values: Any) -> Any:
-    """Walks through a type and values of it together.
+    """Applies a function to the leaves of a type and of values of it.
 
     Args:
-      function: `(leaf type, *values there) -> result`. A leaf is whatever is no struct: a tensor,
-        a sequence, and a federated type, whose member may be a struct. Leaves come in their order.
+      function: `(leaf type, *values there) -> result`. A leaf is anything that is not a struct: a
+        tensor, a sequence, or a federated type, whose member may be a struct. Leaves are visited
+        in order.
       type_spec: The type.
       *values: Structures that fit it, in any container that TFF knows.
 
@@ -41,7 +42,7 @@ def map_leaves(function: Callable[..., Any], type_spec: tff.Type, *values: Any) 
       What the function returned, in a `tff.structure.Struct` for each struct of the type.
 
     Raises:
-      TypeError: A value has other elements than the type.
+      TypeError: A value does not have the elements of the type.
     """
     if not isinstance(type_spec, tff.StructType):
         return function(type_spec, *values)
@@ -55,7 +56,7 @@ def map_leaves(function: Callable[..., Any], type_spec: tff.Type, *values: Any) 
 def _elements(value, type_spec: tff.StructType) -> list:
     elements = tff.structure.to_elements(tff.structure.from_container(value))
     if len(elements) != len(type_spec):
-        raise TypeError(f"a structure of {len(elements)} elements is no {type_spec}")
+        raise TypeError(f"a structure of {len(elements)} elements does not match type {type_spec}")
     for (name, _), (expected, _) in zip(
         elements, tff.structure.iter_elements(type_spec), strict=True
     ):
@@ -75,7 +76,7 @@ def clients_of(values: Any) -> Sequence:
     """The values of the clients, with one entry for each.
 
     Raises:
-      TypeError: They are no sequence.
+      TypeError: They are not a sequence.
     """
     if not isinstance(values, Sequence) or isinstance(values, str | bytes):
         raise TypeError(
@@ -86,7 +87,7 @@ def clients_of(values: Any) -> Sequence:
 
 
 def with_lists(value: Any, type_spec: tff.Type | None) -> Any:
-    """An argument whose values of clients are lists, whatever sequences they were."""
+    """An argument with its values of clients as lists, whatever sequences they were."""
     if not has_client_lists(type_spec):
         return value
     return map_leaves(

@@ -1,8 +1,8 @@
-"""One process of TFF's C++ worker: its life, its output, and what its death tells.
+"""One process of TFF's C++ worker: its lifetime, its output, and why it died.
 
-* A supervising shell holds the reading end of a pipe whose only writing end is in this process:
+* A supervising shell holds the read end of a pipe whose only write end is in this process:
   however this process ends, SIGKILL included, the pipe closes and the shell kills the worker.
-* The worker runs in a session of its own, so a terminal's Ctrl-C reaches Python alone.
+* The worker runs in its own session, so a terminal's Ctrl-C reaches only Python.
 * Its output goes to a file, whose last lines are quoted when something goes wrong.
 """
 
@@ -25,8 +25,8 @@ from tff_fedlabel.runtime import _exposure, _remote
 from tff_fedlabel.runtime._runtime_errors import WorkerError
 
 # The shell's arguments are the worker's command line. Standard input is the pipe that closes when
-# Python ends, standard output tells Python the worker's id, standard error is the log. Everything
-# the shell starts is waited for, so that no zombie is left to whoever is process 1.
+# Python ends, standard output tells Python the worker's id, standard error is the log. The shell
+# waits for everything it starts, so that it leaves no zombie to process 1.
 _SUPERVISOR = """
 exec 3<&0 </dev/null
 "$@" >&2 3<&- &
@@ -45,20 +45,20 @@ exit "$status"
 
 _POLL_SECONDS = 0.02
 _ANSWER_SECONDS = 0.5
-_DEATH_SECONDS = 5.0  # how long a lost connection waits for the process to be seen dead
+_DEATH_SECONDS = 5.0  # how long to wait for the process to die
 _LOG_LINES = 4
 _LOG_CHARACTERS = 600
 
 
 class Worker:
-    """One worker process and its supervisor; loopback reaches it, and nothing else by default.
+    """One worker process and its supervisor; by default only loopback reaches it.
 
     Args:
       binary: The program; None for the one in TFF's package.
       max_concurrent_computation_calls: How many clients are computed at once; 0 for no limit.
       log_file: File that the output is appended to; None for a temporary one.
       port: The port to listen on; 0 for a free one.
-      open_to: The addresses that reach the worker too, see `_exposure.Guard`.
+      open_to: Further addresses by which the worker is reached, see `_exposure.Guard`.
 
     Raises:
       WorkerError: It could not be started.
@@ -88,7 +88,7 @@ class Worker:
             self._log_start = self._log.seek(0, os.SEEK_END)
             holder = self._resources.enter_context(_exposure.hold_port(port))
             self.port = holder.getsockname()[1]
-            # Before the worker starts, and left after its end: at no time is it in the open.
+            # From before the worker starts until after it ends, so that it is never exposed.
             self._guard = _exposure.Guard(self.port, open_to)
             self._resources.callback(self._guard.close)
             command = [
@@ -104,10 +104,10 @@ class Worker:
             raise
 
     def _start(self, command: list[str]) -> None:
-        # Warnings are worth quoting even where Python's own are silenced.
+        # Warnings are worth quoting even if Python's own are silenced.
         verbose = os.environ.get("TF_CPP_MIN_LOG_LEVEL") == "0"
         environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "0" if verbose else "1"}
-        # glibc's eight heaps a core never give back what threads freed: the worker would grow by
+        # glibc's eight heaps per core never return what threads freed: the worker would grow by
         # 10% over 300 small rounds.
         environment.setdefault("MALLOC_ARENA_MAX", str(os.cpu_count() or 1))
         stop_read, self._stop_write = os.pipe()  # neither is inherited across exec
@@ -165,7 +165,7 @@ class Worker:
         return self._closed
 
     def lost(self, error: grpc.RpcError) -> WorkerError:
-        """The error to raise when a call found no worker at the other end."""
+        """The error to raise when a call did not reach a worker."""
         deadline = time.monotonic() + _DEATH_SECONDS
         while time.monotonic() < deadline:
             try:
@@ -174,7 +174,7 @@ class Worker:
                 return dead
             time.sleep(_POLL_SECONDS)
         return WorkerError(
-            f"TFF's worker runs but the call to it broke off: {error.details()}{self._quoted_log()}"
+            f"TFF's worker runs but the call to it failed: {error.details()}{self._quoted_log()}"
         )
 
     def _raise_if_dead(self, what: str) -> None:
@@ -211,14 +211,14 @@ class Worker:
             self._resources.close()
 
     def _kill(self) -> None:
-        # A line asks the supervisor to end the worker even where a forked child that never let go
-        # of its copy keeps the pipe open.
+        # A line makes the supervisor end the worker even if a forked child keeps its copy of the
+        # pipe open.
         with contextlib.suppress(OSError):
             os.write(self._stop_write, b"stop\n")
         try:
             self._supervisor.wait(_DEATH_SECONDS)
         except subprocess.TimeoutExpired:
-            # Somebody stopped the shell. Its session holds only what it started.
+            # The shell is suspended. Its session contains only what it started.
             os.killpg(self._supervisor.pid, signal.SIGKILL)
             self._supervisor.wait()
 
@@ -228,7 +228,7 @@ class Worker:
             os.close(stop_write)
 
 
-# A forked child copies the pipe's writing end, and would keep the worker alive after we are gone.
+# A forked child inherits the pipe's write end, and would keep the worker alive after we end.
 _live: weakref.WeakSet[Worker] = weakref.WeakSet()
 
 
@@ -241,7 +241,7 @@ os.register_at_fork(after_in_child=_release_pipes_in_child)
 
 
 def _cause(status: int) -> str:
-    """What an exit status of the supervising shell, which is the worker's, tells."""
+    """Why the worker died, from the exit status of the supervising shell, which is the worker's."""
     if status in (126, 127):
         return "the program cannot be run on this machine"
     number = -status if status < 0 else status - 128

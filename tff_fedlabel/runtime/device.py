@@ -1,7 +1,7 @@
 """TFF computations on the TensorFlow of this process, GPUs included.
 
 The released TFF worker is built without CUDA, so nothing that runs through it can use a GPU. Here a
-computation is brought into TFF's map-reduce form once (`_compiling`), its graphs are imported into
+computation is converted to TFF's map-reduce form once (`_compiling`), its graphs are imported into
 this process (`_graphs`), and a round is
 
   context = prepare(state)                      on the first device
@@ -10,8 +10,8 @@ this process (`_graphs`), and a round is
   state, metrics = update(state, report(sum))
 
 No process is started and no port is opened. The order in which clients are summed does not depend
-on which is done first, so on CPUs a run repeats itself bit for bit; on GPUs some of TensorFlow's
-operations do not, unless `deterministic=True`.
+on which is done first, so on CPUs a run is reproducible bit for bit; on GPUs some of TensorFlow's
+operations are not, unless `deterministic=True`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from tff_fedlabel.runtime._runtime_errors import ComputationError, DeviceError, 
 
 __all__ = ["DeviceRuntime", "Options", "find_gpus", "placement_report", "share_cores", "start"]
 
-_CALLS = 32  # computations at once; further ones wait
+_CALLS = 32  # concurrent computations; further ones wait
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,10 +52,10 @@ class Options(_option_checks.CheckedOptions):
       max_concurrent_clients: How many clients are computed at once; by default two for each GPU,
         or one for each CPU core that this process may use. Fewer take less memory.
       deterministic: Turns on TensorFlow's op determinism, for the rest of the process: then runs
-        on a GPU repeat themselves bit for bit too, slower. What TensorFlow refuses there is
+        on a GPU are also reproducible bit for bit, but slower. What TensorFlow refuses there is
         computed on the CPU; `_determinism` has the list.
-      require_gpu: Raise `DeviceError` where no GPU is visible, or where none of the clients'
-        operations ran on one.
+      require_gpu: Raise `DeviceError` if no GPU is visible, or if none of the clients' operations
+        ran on one.
 
     Raises:
       ValueError: A bad value.
@@ -68,17 +68,17 @@ class Options(_option_checks.CheckedOptions):
 
 @contextlib.contextmanager
 def start(**options) -> Iterator[DeviceRuntime]:
-    """Runs computations in this process for the length of a `with` block.
+    """Runs computations in this process for the duration of a `with` block.
 
-    The values of the clients may be any `collections.abc.Sequence`. The data of a client is asked
-    for in the thread that computes it, when its turn comes, and forgotten after it: as many are
-    held at a time as are computed at once, however many there are.
+    The values of the clients may be any `collections.abc.Sequence`. The data of a client is read
+    in the thread that computes it, when its turn comes, and released afterwards: only the data of
+    the clients in flight is held, however many clients there are.
 
-    What a computation returns are NumPy values. Arrays among them cannot be written to; where one
-    of them is passed on to the next computation as it is, nothing is converted or copied.
+    A computation returns NumPy values. Arrays among them are read-only; one that is passed to the
+    next computation unchanged is neither converted nor copied.
 
-    TensorFlow divides each operation among all cores, also while other clients keep them busy;
-    `share_cores`, called first, saves what that costs.
+    TensorFlow divides each operation among all cores, even while other clients keep them busy;
+    `share_cores`, called first, saves that cost.
 
     Args:
       **options: See `Options`.
@@ -93,7 +93,7 @@ def start(**options) -> Iterator[DeviceRuntime]:
     chosen = Options(**options)
     gpus = find_gpus(chosen.require_gpu)
     for gpu in gpus:
-        # Fails once a device is in use; then whoever used it first has chosen.
+        # Fails once a device is in use; then the choice made at its first use stands.
         with contextlib.suppress(RuntimeError, ValueError):
             tf.config.experimental.set_memory_growth(gpu, True)
     if chosen.deterministic:
@@ -132,11 +132,11 @@ def _cores() -> int:
 def find_gpus(required: bool = False) -> list[tf.config.PhysicalDevice]:
     """The GPUs that TensorFlow sees.
 
-    It looks for them when a process first asks, so this should be the first to ask: it loads the
-    CUDA libraries that TensorFlow would not find.
+    TensorFlow looks for them only when first asked, so this function should be the first to ask:
+    it loads the CUDA libraries that TensorFlow would not find.
 
     Raises:
-      DeviceError: One is required and there is none; the line says what is missing.
+      DeviceError: One is required and there is none; the message says what is missing.
     """
     _cuda.load_libraries()
     gpus = tf.config.list_physical_devices("GPU")
@@ -149,7 +149,7 @@ class DeviceRuntime:
     """The contexts of the runtime: `context` and `async_context`, each a normal TFF one.
 
     Attributes:
-      placement: "CPU", "GPU" -> operations of one client that ran there, once it was measured:
+      placement: "CPU", "GPU" -> number of one client's operations that ran there, once measured:
         on a machine with a GPU, with the first client; elsewhere see `measure_placement`.
       operations: The same in detail: `_private_tensorflow.Operation` -> number.
     """
@@ -168,7 +168,7 @@ class DeviceRuntime:
         self._rounds = Rounds(
             tuple(device.name for device in devices), in_flight, self._measurement
         )
-        # A pool of their own, so that no computation waits for a thread that it holds itself.
+        # A separate pool, so that no computation waits for a thread that it holds itself.
         self._callers = concurrent.futures.ThreadPoolExecutor(_CALLS, "tff-device-caller")
         self._plans: dict[int, tuple[weakref.ref, LocalPlan | RoundPlan]] = {}
         self._compiling = threading.Lock()
@@ -184,20 +184,20 @@ class DeviceRuntime:
         return self._rounds.devices
 
     def check(self) -> None:
-        """Raises `ComputationError` where the runtime has ended."""
+        """Raises `ComputationError` if the runtime has ended."""
         if self._closed:
             raise ComputationError(
                 "this runtime has ended: call computations inside its `with` block"
             )
 
     def measure_placement(self) -> None:
-        """Has the next client measured; what was compiled before is compiled anew."""
+        """Measures the next client; computations compiled before are compiled again."""
         self.placement = self.operations = None
         self._measures = True
         self._plans.clear()
 
     def close(self) -> None:
-        """Cancels what still runs, in other threads, and ends."""
+        """Cancels what still runs in other threads, and ends."""
         self._closed = True
         for call in list(self._calls.values()):
             call.cancel()
@@ -211,7 +211,7 @@ class DeviceRuntime:
         try:
             future = self._callers.submit(self._run, comp, argument, call)
         except RuntimeError:
-            self.check()  # it ended a moment ago
+            self.check()  # raises if it ended a moment ago
             raise
         self._calls[future] = call
         future.add_done_callback(lambda done: self._calls.pop(done, None))
@@ -235,7 +235,7 @@ class DeviceRuntime:
             if isinstance(error, tf.errors.CancelledError) and call.cause is not None:
                 error = call.cause
             if isinstance(error, ClientError):
-                raise error.cause  # noqa: B904 (as whoever keeps the clients raised it)
+                raise error.cause  # noqa: B904 (as the sequence of clients raised it)
             if isinstance(error, tf.errors.OpError):
                 raise ComputationError(
                     f"the computation failed: {readable(error.message)}"
@@ -262,7 +262,7 @@ class DeviceRuntime:
         return plan if known() is comp else None
 
     def _measurement(self) -> Callable | None:
-        """What the next client's work is to be run by, where it is measured."""
+        """The function that runs the next client's work if it is to be measured, else None."""
         return self._measured if self._measures and self.placement is None else None
 
     def _measured(self, work: Callable[[], list[tf.Tensor]]) -> list[tf.Tensor]:
@@ -270,7 +270,7 @@ class DeviceRuntime:
         with self._measuring:
             update, operations = _private_tensorflow.operations_by_device(work)
         placement = _private_tensorflow.by_kind(operations)
-        if placement.total():  # else it ran before; the next computation will tell
+        if placement.total():  # else it ran before; the next computation is measured
             report = placement_report(placement)
             logging.info("%s", report)
             if self._require_gpu and not placement["GPU"]:
@@ -281,7 +281,7 @@ class DeviceRuntime:
 
 
 def _keep_refused_on_cpu(plan: LocalPlan | RoundPlan) -> None:
-    """Before the plan's graphs are imported: they are with their first call."""
+    """Must run before the plan's graphs are imported, which their first call does."""
     for graph in vars(plan).values():
         if isinstance(graph, Graph):
             _determinism.keep_on_cpu(graph.graph_def)
@@ -291,7 +291,7 @@ def placement_report(placement: collections.Counter) -> str:
     """One line: which share of a client's operations ran where."""
     total = sum(placement.values())
     if not total:
-        return "TensorFlow did not tell where the client's operations ran"
+        return "TensorFlow did not report where the client's operations ran"
     shares = ", ".join(
         f"{count / total:.0%} on {kind}" for kind, count in sorted(placement.items(), reverse=True)
     )

@@ -1,11 +1,11 @@
-"""TFF's C++ worker on this machine, with its life, output and start-up in our hands.
+"""TFF's C++ worker on this machine, with its lifetime, output and start-up under control.
 
-TFF's own local context starts the same worker but lets it outlive Python, hands it Python's
-standard output, opens it to the network, waits for ever for one that died at start, and repeats for
-ever a call to one that died later. Here
+TFF's own local context starts the same worker but lets it outlive Python, gives it Python's
+standard output, opens it to the network, waits forever for one that died at start-up, and forever
+retries a call to one that died later. Here
 
 * it ends with Python, however Python ends, and writes to a file (`_worker`);
-* nothing but this machine reaches it (`_exposure`);
+* only this machine reaches it (`_exposure`);
 * start-up has a time limit, and a lost worker is a `WorkerError`.
 """
 
@@ -40,7 +40,7 @@ class Options(_option_checks.CheckedOptions):
     """The options of the runtime.
 
     Attributes:
-      default_num_clients: Number of clients of a computation whose arguments do not tell.
+      default_num_clients: Number of clients if a computation's arguments do not determine it.
       max_concurrent_computation_calls: How many clients are computed at once; 0 for no limit. A
         lower number takes less memory.
       stream_structs: Send structures part by part, for values above gRPC's 2 GB.
@@ -62,7 +62,7 @@ class Options(_option_checks.CheckedOptions):
 
 @contextlib.contextmanager
 def start(**options) -> Iterator[LocalRuntime]:
-    """Runs one worker for the length of a `with` block.
+    """Runs one worker for the duration of a `with` block.
 
     The worker gets this process's environment, so `TF_ENABLE_ONEDNN_OPTS` and the like reach it.
 
@@ -78,10 +78,10 @@ def start(**options) -> Iterator[LocalRuntime]:
     """
     chosen = Options(**options)
     with contextlib.ExitStack() as resources:
-        # A block that is never left, as in a notebook, ends while Python is still whole.
+        # A block that never exits, as in a notebook, ends before Python shuts down.
         atexit.register(resources.close)
         resources.callback(atexit.unregister, resources.close)
-        # Left in reverse: the thread may be waiting for the worker, so the worker goes first.
+        # Closed in reverse: the thread may be waiting for the worker, so the worker ends first.
         thread = resources.enter_context(_remote.EventLoopThread("tff-local"))
         worker = _worker.Worker(
             chosen.worker_binary, chosen.max_concurrent_computation_calls, chosen.log_file
@@ -126,23 +126,23 @@ class LocalRuntime:
         return self._worker.port
 
     def check(self) -> None:
-        """Raises `WorkerError` where the worker is gone."""
+        """Raises `WorkerError` if the worker is gone."""
         self._worker.check()
 
     def log(self) -> str:
-        """The last lines of the worker's output, joined by " | "; empty where there is none."""
+        """The last lines of the worker's output, joined by " | "; empty if there is none."""
         return self._worker.log_tail()
 
 
 class _NoContext(tff.framework.SyncContext):
     def invoke(self, comp, arg):
-        raise RuntimeError("Python is ending: no computation can be run any more")
+        raise RuntimeError("Python is shutting down: computations can no longer run")
 
 
 def drop_default_context() -> None:
     """Ends TFF's own local context; the package calls it when Python ends.
 
-    Importing TFF installs that context. Left to the very end of Python its clean-up fails with a
+    Importing TFF installs that context. Left until Python shuts down, its clean-up fails with a
     traceback and leaves its worker running.
     """
     tff.framework.set_default_context(_NoContext())

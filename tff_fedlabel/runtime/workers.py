@@ -1,4 +1,4 @@
-"""TFF's C++ workers on several machines, which somebody started there.
+"""TFF's C++ workers on several machines, which were started there beforehand.
 
 On each machine:
 
@@ -10,12 +10,12 @@ and where the learning process runs:
 ...     output = process.next(state, client_data)
 
 A round's clients are divided over the workers and their partial aggregates merged; the result is
-that of the local runtime. A worker that dies, hangs or loses its network is left out and its part
-of the round computed by the others; it is asked again at each later call, so that a worker that was
-started anew comes back.
+that of the local runtime. A worker that dies, hangs or loses its network is left out and the others
+compute its part of the round; each later call tries it again, so that a restarted worker comes
+back.
 
-There is no password and no encryption: whoever reaches a worker's port can run computations on it.
-Connect the machines by a private network or a tunnel.
+There is no password and no encryption: anyone who reaches a worker's port can run computations on
+it. Connect the machines by a private network or a tunnel.
 """
 
 from __future__ import annotations
@@ -76,12 +76,12 @@ class Options(_option_checks.CheckedOptions):
 
     Attributes:
       addresses: "host:port" of each worker; there is no default.
-      attempts: How often a computation is tried, in all, where workers are lost in the middle.
+      attempts: The total number of attempts at a computation if workers are lost during it.
       connect_timeout: Seconds the workers have to answer at the start. Those that do not are left
         out for the time being.
-      heartbeat_timeout: Seconds without a sign of life after which a worker is given up. How long
+      heartbeat_timeout: Seconds without a heartbeat after which a worker counts as lost. How long
         a computation takes does not matter.
-      default_num_clients: Number of clients of a computation whose arguments do not tell.
+      default_num_clients: Number of clients if a computation's arguments do not determine it.
       stream_structs: Send structures part by part, for values above gRPC's 2 GB.
 
     Raises:
@@ -98,10 +98,10 @@ class Options(_option_checks.CheckedOptions):
 
 @contextlib.contextmanager
 def start(**options) -> Iterator[WorkersRuntime]:
-    """Connects to workers for the length of a `with` block; they run on when it is left.
+    """Connects to workers for the duration of a `with` block; they keep running when it exits.
 
-    Several workers share a computation that takes values of clients; one that does not runs on one
-    of them. With a single address every computation runs there as a whole.
+    Several workers share a computation that takes values of clients; any other runs on one of
+    them. With a single address every computation runs there as a whole.
 
     Args:
       **options: See `Options`.
@@ -128,10 +128,10 @@ def start(**options) -> Iterator[WorkersRuntime]:
         )
 
     with contextlib.ExitStack() as resources:
-        # A block that is never left, as in a notebook, ends while Python is still whole.
+        # A block that never exits, as in a notebook, ends before Python shuts down.
         atexit.register(resources.close)
         resources.callback(atexit.unregister, resources.close)
-        # Left in reverse: the connections end first, so that no thread waits for a worker.
+        # Closed in reverse: the connections end first, so that no thread waits for a worker.
         loop = resources.enter_context(_remote.EventLoopThread("tff-workers"))
         remotes = []
         for address in chosen.addresses:
@@ -165,17 +165,17 @@ class WorkersRuntime:
 
     @property
     def lost(self) -> dict[str, str]:
-        """The addresses of the workers that are left out at present, and why."""
+        """The addresses of the workers that are currently left out, and why."""
         return self._pool.lost
 
     def check(self) -> None:
-        """Raises `WorkerError` where no worker answers."""
+        """Raises `WorkerError` if no worker answers."""
         self._pool.check_open()
         self._loop.result(self._pool.check())
 
 
 class _Backend:
-    """See `_contexts.Backend`; here a check asks no worker, as the computation itself will."""
+    """See `_contexts.Backend`; `check` contacts no worker, as the computation itself will."""
 
     def __init__(self, pool, loop, compiler):
         self._pool = pool
@@ -198,7 +198,7 @@ class _Compiler:
     """Compiles a computation once for all workers, in whatever thread it is first needed."""
 
     def __init__(self, divide: bool):
-        # Computations are compiled inside each other's plans, so the lock is taken repeatedly.
+        # Reentrant: making a plan compiles computations, so the lock is taken again.
         self._lock = threading.RLock()
         self._compile = functools.lru_cache(_newer_tensorflow.compile_computation)
         self._make_plan = functools.lru_cache(lambda comp: _mergeable.Plan(comp, self, divide))
