@@ -71,8 +71,8 @@ def why_no_gpu() -> str:
         return f"there is no NVIDIA driver ({_DRIVER} is not found): install NVIDIA's driver"
     if not any(glob.glob(pattern) for pattern in _DEVICES):
         return (
-            "the NVIDIA driver has no GPU (there is no /dev/nvidia0): start a container with its "
-            "GPUs enabled, as in docker run --gpus all"
+            "the NVIDIA driver has no GPU (there is no /dev/nvidia0): in a container, pass the "
+            "GPUs through, as in docker run --gpus all"
         )
     missing = load_libraries()
     if missing:
