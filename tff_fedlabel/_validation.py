@@ -23,7 +23,7 @@ def check_name(field: str, name: Any, known: Iterable[str]) -> str:
         raise WrongTypeError(f"{field} must be one of {', '.join(known)}, got {name!r}.")
     if name not in known:
         hint = nearest(name, known)
-        raise ValueError(f"{field} {name!r} is unknown{hint}; there is: {', '.join(known)}.")
+        raise ValueError(f"{field} {name!r} is unknown{hint}; choose from: {', '.join(known)}.")
     return name
 
 

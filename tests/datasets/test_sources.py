@@ -46,7 +46,7 @@ def test_digits_has_no_official_split():
 )
 def test_unknown_name_gets_the_nearest(name, nearest):
     with pytest.raises(
-        ValueError, match=rf"is unknown \(did you mean {nearest}\?\); there is: digits, "
+        ValueError, match=rf"is unknown \(did you mean {nearest}\?\); choose from: digits, "
     ):
         sources.load(name)
 

@@ -14,11 +14,11 @@ from tff_fedlabel.runtime._runtime_errors import readable
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("locl", {}), r"no runtime 'locl' \(did you mean 'local'\?\); there is: .*local"),
-        (("", {}), "no runtime ''; there is: .*local"),
+        (("locl", {}), r"no runtime 'locl' \(did you mean 'local'\?\); choose from: .*local"),
+        (("", {}), "no runtime ''; choose from: .*local"),
         ((None, {}), "no runtime None"),
         (("local", {"log_fle": "x"}), r"no option 'log_fle' \(did you mean 'log_file'\?\)"),
-        (("local", {"zzz": 1}), "has no option 'zzz'; there is: asynchronous, default_num"),
+        (("local", {"zzz": 1}), "has no option 'zzz'; choose from: asynchronous, default_num"),
         (("local", {"default_num_clients": -1}), "default_num_clients is -1"),
         (("local", {"default_num_clients": True}), "default_num_clients is True"),
         (("local", {"max_concurrent_computation_calls": 1.5}), "calls is 1.5"),

@@ -139,7 +139,7 @@ def load(
     check_type("name", name, str, "the name of a data set, such as 'digits'")
     if name not in NAMES:
         hint = nearest(name.lower(), NAMES)
-        raise ValueError(f"name {name!r} is unknown{hint}; there is: {', '.join(NAMES)}.")
+        raise ValueError(f"name {name!r} is unknown{hint}; choose from: {', '.join(NAMES)}.")
     if data_dir is not None:
         check_type("data_dir", data_dir, (str, os.PathLike), "None or the path of a folder")
     check_name("split", split, SPLITS)

@@ -148,7 +148,7 @@ def use(
     """
     if name not in RUNTIMES:
         raise ValueError(
-            f"no runtime {name!r}{_nearest(name, RUNTIMES)}; there is: {', '.join(RUNTIMES)}"
+            f"no runtime {name!r}{_nearest(name, RUNTIMES)}; choose from: {', '.join(RUNTIMES)}"
         )
     asynchronous = _option_checks.flag("asynchronous", asynchronous)
     module = importlib.import_module(RUNTIMES[name])
@@ -157,7 +157,7 @@ def use(
         if option not in known:
             raise ValueError(
                 f"runtime {name!r} has no option {option!r}{_nearest(option, known)}; "
-                f"there is: asynchronous, {', '.join(known)}"
+                f"choose from: asynchronous, {', '.join(known)}"
             )
     module.Options(**options)
     return _installed(name, module, asynchronous, options)
