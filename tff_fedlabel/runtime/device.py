@@ -108,13 +108,13 @@ def start(**options) -> Iterator[DeviceRuntime]:
 def share_cores(clients: int) -> None:
     """Limits the threads of one TensorFlow operation to a client's share of the cores.
 
-    Dividing an operation costs time, and gains none where other clients keep the cores busy: on
+    Dividing an operation costs time, and gains nothing while other clients keep the cores busy: on
     two cores a FedLabel round of a small CNN takes a fifth less with one thread per operation
-    (`experiments/benchmark.py --benchmark cores`). The limit is for the whole process, also for
+    (`experiments/benchmark.py --benchmark cores`). The limit applies to the whole process, also to
     what is computed outside of clients; hence `start` leaves it to the program.
 
-    It does nothing where TensorFlow has run its first operation, whose threads cannot be changed
-    any more; where the environment has TF_NUM_INTRAOP_THREADS; and on a machine with a GPU.
+    It does nothing if TensorFlow has already run an operation, after which its threads cannot be
+    changed; if the environment has TF_NUM_INTRAOP_THREADS; and on a machine with a GPU.
 
     Args:
       clients: Clients that are computed at once, if there are cores for them.

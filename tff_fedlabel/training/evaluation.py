@@ -36,7 +36,7 @@ def evaluate(
     correct = loss = count = 0.0
     batches = iter(federated.evaluation_dataset(examples, _BATCH))
     cores = len(os.sched_getaffinity(0))
-    # Several at once, as an operation may be limited to one core: `runtime.device.share_cores`.
+    # Several at once, since an operation may be limited to one core: `runtime.device.share_cores`.
     with concurrent.futures.ThreadPoolExecutor(cores) as pool:
         while some := list(itertools.islice(batches, cores)):
             for size, batch_correct, batch_loss in pool.map(of_batch, some):
