@@ -1,4 +1,4 @@
-"""The example in the README runs as it stands, on small data."""
+"""The example in the README runs as it stands, on small data; its links lead somewhere."""
 
 import pathlib
 import re
@@ -26,3 +26,9 @@ def test_pipeline_example_runs(capsys):
     assert [line.split()[0] for line in lines] == ["0", "1"]
     assert all("kept_fraction" in line for line in lines)
     assert [w.shape for w in names["weights"].trainable][-1] == (10,)
+
+
+def test_links_lead_to_files():
+    links = re.findall(r"\]\(([^):]+)\)", README.read_text())
+    assert len(links) > 10
+    assert [link for link in links if not (README.parent / link.split("#")[0]).exists()] == []

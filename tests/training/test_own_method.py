@@ -1,4 +1,4 @@
-"""The README's own method, run as its reader would run it."""
+"""The own method of the documentation, run as its reader would run it."""
 
 import pathlib
 import re
@@ -7,13 +7,13 @@ import sys
 
 import pandas as pd
 
-README = pathlib.Path(__file__).resolve().parents[2] / "README.md"
+PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "own-method.md"
 
 
-def test_the_readmes_own_method_trains(tmp_path, small_flags):
-    section = README.read_text().split("### Your own method")[1]
-    code = re.search(r"```python\n(.*?)```", section, re.S)[1]
-    command = re.search(r"python my_method.py (.*)", section)[1].split()
+def test_the_own_method_trains(tmp_path, small_flags):
+    page = PAGE.read_text()
+    code = re.search(r"```python\n(.*?)```", page, re.S)[1]
+    command = re.search(r"python my_method.py (.*)", page)[1].split()
     (tmp_path / "my_method.py").write_text(code)
     flags = [*command, *small_flags, "--rounds", "2", "--output_dir", str(tmp_path / "run")]
     result = subprocess.run(
