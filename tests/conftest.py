@@ -4,8 +4,11 @@ import sys
 
 import pytest
 
-# Its exit hook also ends the context that TFF makes on import.
-import tff_fedlabel.runtime  # noqa: F401
+
+def pytest_collection_finish():
+    """Not where pytest-xdist only hands out tests: importing TensorFlow takes long."""
+    # Its exit hook also ends the context that TFF makes on import.
+    import tff_fedlabel.runtime  # noqa: F401
 
 
 @pytest.fixture(scope="session")
