@@ -1,5 +1,7 @@
 """What every registered method promises, and the four small ones that use what none does yet."""
 
+import functools
+
 import four_methods
 import numpy as np
 import pytest
@@ -54,17 +56,24 @@ NUMBERED = list(enumerate(COHORT))
 THREE_ROUNDS = [NUMBERED, NUMBERED[::-1], NUMBERED[1:]]
 
 
+@functools.cache
+def built(method):
+    """The process of most tests; built, and compiled by each runtime, once."""
+    return build(method)
+
+
 @pytest.fixture(scope="module")
-def trained():
-    """Three rounds of each method on the device runtime."""
-    return {}
+def trained(device_runtime):
+    """The device runtime, and what three rounds of each method on it gave."""
+    return device_runtime, {}
 
 
 def in_device(trained, method):
-    if method.name not in trained:
-        with runtime.use("device"):
-            trained[method.name] = train(build(method), method, THREE_ROUNDS)
-    return trained[method.name]
+    device, results = trained
+    if method.name not in results:
+        with device.installed():
+            results[method.name] = train(built(method), method, THREE_ROUNDS)
+    return results[method.name]
 
 
 @by_name
@@ -91,7 +100,7 @@ def two_workers():
 def test_other_runtimes_agree(trained, method, where, request):
     expected, history, memory = in_device(trained, method)
     with request.getfixturevalue(where).installed():
-        weights, other_history, other_memory = train(build(method), method, THREE_ROUNDS)
+        weights, other_history, other_memory = train(built(method), method, THREE_ROUNDS)
     assert_weights_close(weights, expected)
     for a, b in zip(tf.nest.flatten(other_history), tf.nest.flatten(history), strict=True):
         np.testing.assert_allclose(a, b, atol=2e-5)
@@ -102,6 +111,7 @@ def test_other_runtimes_agree(trained, method, where, request):
 
 @by_name
 def test_a_seed_repeats_itself(trained, method):
+    """Also where the process is built anew."""
     expected, _, _ = in_device(trained, method)
     with runtime.use("device"):
         again, _, _ = train(build(method), method, THREE_ROUNDS)
@@ -134,12 +144,11 @@ def test_the_tail_is_the_same_for_all(method):
 
 
 @by_name
-def test_empty_clients_and_cohorts(method):
+def test_empty_clients_and_cohorts(method, device_runtime):
     """A cohort of clients with nothing leaves the weights; it is not even an error."""
     nothing = [(0, random_client(5, 0, 0)), (1, random_client(6, 0, 0))]
-    process = build(method, server_optimizer=sgd(1.0, momentum=0.9))
-    with runtime.use("device"):
-        weights, history, _ = train(process, method, [nothing])
+    with device_runtime.installed():
+        weights, history, _ = train(built(method), method, [nothing])
     assert history[0]["train"]["images_used"] == 0.0
     if method.server_training is None:
         assert_weights_equal(weights, [np.float32(w) for w in initial_weights()])
@@ -201,14 +210,13 @@ def test_memory_of_clients_equals_numpy(trained):
     assert memory.nbytes == 3 * 4 * floats
 
 
-def test_a_client_that_is_left_out_keeps_its_memory():
+def test_a_client_that_is_left_out_keeps_its_memory(device_runtime):
     broken = random_client(7)
     broken[0][0][0][:] = np.nan
     method = four_methods.WITH_MEMORY
-    with runtime.use("device"):
-        process = build(method)
-        _, _, once = train(process, method, [[(4, COHORT[0])]])
-        _, history, twice = train(process, method, [[(4, COHORT[0])], [(4, broken)]])
+    with device_runtime.installed():
+        _, _, once = train(built(method), method, [[(4, COHORT[0])]])
+        _, history, twice = train(built(method), method, [[(4, COHORT[0])], [(4, broken)]])
     assert history[1]["train"]["rejected_clients"] == 1.0
     assert_weights_equal(tf.nest.flatten(twice[4]), tf.nest.flatten(once[4]))
 

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_fedlabel import augmentation, models, runtime
+from tff_fedlabel import augmentation, models
 from tff_fedlabel.algorithms import METHODS
 from tff_fedlabel.models import _stateless
 
@@ -60,17 +60,8 @@ class SpiedMean(tff.aggregators.WeightedAggregationFactory):
         return tff.aggregators.MeanFactory(no_nan_division=True).create(value_type, weight_type)
 
 
-def train(
-    policy,
-    algorithm,
-    *,
-    rounds=3,
-    learning_rate=0.1,
-    gradient_factor=1.0,
-    broken=False,
-    where="device",
-):
-    """Trains on two clients; returns how far the weights moved, and the metrics of each round."""
+def build(policy, algorithm, learning_rate=0.1, gradient_factor=1.0):
+    """Returns the process, the first weights, and the type of the updates that it sums."""
     before = tf.keras.mixed_precision.global_policy()
     tf.keras.mixed_precision.set_global_policy(policy)
     try:
@@ -90,8 +81,17 @@ def train(
         config_class(**{k: v for k, v in options.items() if k in known}),
         model_aggregator=aggregator,
     )
+    return process, model.initial_weights[0], aggregator.value_type
+
+
+build_once = functools.cache(build)
+
+
+def train(where, built, *, rounds=3, broken=False):
+    """Trains on two clients in a runtime; returns how far the weights moved, and the metrics of each round."""
+    process, first_weights, value_type = built
     metrics = []
-    with runtime.use(where):
+    with where.installed():
         state = process.initialize()
         for _ in range(rounds):
             cohort = [client(11), client(12)] + [client(13, broken=True)] * broken
@@ -99,13 +99,10 @@ def train(
             state = output.state
             metrics.append(output.metrics["client_work"]["train"])
         weights = process.get_model_weights(state).trainable
-    assert {part.dtype.type for part in aggregator.value_type} == {np.float32}
+    assert {part.dtype.type for part in value_type} == {np.float32}
     assert {np.asarray(w).dtype.type for w in weights} == {np.float32}
-    moved = [np.asarray(w) - w0 for w, w0 in zip(weights, model.initial_weights[0], strict=True)]
+    moved = [np.asarray(w) - w0 for w, w0 in zip(weights, first_weights, strict=True)]
     return np.concatenate([m.reshape(-1) for m in moved]), metrics
-
-
-train_in_float32 = functools.cache(functools.partial(train, "float32"))
 
 
 def distance(moved, expected):
@@ -116,11 +113,15 @@ def distance(moved, expected):
 @pytest.mark.parametrize(
     ("algorithm", "where"),
     # TFF's worker, of TensorFlow 2.14, has operations in 16 bits, too.
-    [*((algorithm, "device") for algorithm in sorted(METHODS)), ("fedlabel", "local")],
+    [
+        *((algorithm, "device_runtime") for algorithm in sorted(METHODS)),
+        ("fedlabel", "local_runtime"),
+    ],
 )
-def test_every_algorithm_trains_as_in_float32(algorithm, where, policy):
-    moved, metrics = train(policy, algorithm, where=where)
-    expected, expected_metrics = train_in_float32(algorithm)
+def test_every_algorithm_trains_as_in_float32(algorithm, where, policy, device_runtime, request):
+    other = request.getfixturevalue(where)
+    moved, metrics = train(other, build_once(policy, algorithm))
+    expected, expected_metrics = train(device_runtime, build_once("float32", algorithm))
     assert 0 < distance(moved, expected) < TOLERANCES[policy]
     losses = [m["labeled_loss"] for m in metrics]
     assert losses[-1] < 0.7 * losses[0]
@@ -129,19 +130,20 @@ def test_every_algorithm_trains_as_in_float32(algorithm, where, policy):
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedlabel"])
-def test_what_vanishes_in_float16_trains_with_loss_scaling(algorithm, monkeypatch):
-    options = {"rounds": 1, "learning_rate": 0.1 * 2.0**20, "gradient_factor": 2.0**-20}
-    expected, _ = train_in_float32(algorithm, **options)
-    moved, _ = train("mixed_float16", algorithm, **options)
+def test_what_vanishes_in_float16_trains_with_loss_scaling(algorithm, monkeypatch, device_runtime):
+    options = {"learning_rate": 0.1 * 2.0**20, "gradient_factor": 2.0**-20}
+    expected, _ = train(device_runtime, build("float32", algorithm, **options), rounds=1)
+    moved, _ = train(device_runtime, build("mixed_float16", algorithm, **options), rounds=1)
     assert distance(moved, expected) < 0.01
     monkeypatch.setattr(_stateless, "with_loss_scaling", lambda function: function)
-    unscaled, _ = train("mixed_float16", algorithm, **options)
+    unscaled, _ = train(device_runtime, build("mixed_float16", algorithm, **options), rounds=1)
     assert distance(unscaled, expected) > 0.1
 
 
-def test_a_client_with_a_nan_counts_for_nothing_in_float16():
-    expected, _ = train("mixed_float16", "fedavg", rounds=1)
-    moved, (metrics,) = train("mixed_float16", "fedavg", rounds=1, broken=True)
+def test_a_client_with_a_nan_counts_for_nothing_in_float16(device_runtime):
+    built = build_once("mixed_float16", "fedavg")
+    expected, _ = train(device_runtime, built, rounds=1)
+    moved, (metrics,) = train(device_runtime, built, rounds=1, broken=True)
     assert metrics["rejected_clients"] == 1
     np.testing.assert_array_equal(moved, expected)
 

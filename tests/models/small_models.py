@@ -15,6 +15,10 @@ def classifier():
     return [tf.keras.layers.Flatten(), tf.keras.layers.Dense(CLASSES)]
 
 
+def dense_model(*layers_before):
+    return sequential(*layers_before, *classifier())
+
+
 def batch(n=6):
     rng = np.random.default_rng(0)
     x = rng.integers(0, 256, (n, *SHAPE)).astype(np.uint8)

@@ -25,3 +25,12 @@ def clients():
     from linear_model import random_client, to_tff
 
     return [to_tff(random_client(seed)) for seed in range(5)]
+
+
+@pytest.fixture(scope="module")
+def addresses():
+    """Three workers, which no test harms."""
+    from worker_processes import address, one_worker
+
+    with one_worker() as first, one_worker() as second, one_worker() as third:
+        yield [address(worker.port) for worker in (first, second, third)]

@@ -1,4 +1,4 @@
-"""Ends Python in many ways inside a runtime, and reports what was left: see test_local.py.
+"""Ends Python in many ways inside a runtime, and reports what was left: see test_local_failures.py.
 
 Importing TensorFlow takes most of the time, so one process imports it and forks a child for each
 way to end early. It writes {end: {status, rest, left}} to the file named on its command line: the

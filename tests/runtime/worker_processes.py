@@ -1,6 +1,7 @@
 """Workers that tests start, and how to wait for things to happen."""
 
 import contextlib
+import os
 import socket
 import subprocess
 import sys
@@ -44,6 +45,11 @@ def running(pid):
             return file.read().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def alive(pid):
+    """Whether a process of this id runs or waits as a zombie."""
+    return os.path.exists(f"/proc/{pid}")
 
 
 def free_port():
