@@ -88,7 +88,7 @@ build_once = functools.cache(build)
 
 
 def train(where, built, *, rounds=3, broken=False):
-    """Trains on two clients in a runtime; returns how far the weights moved, and the metrics of each round."""
+    """Trains on two clients; returns how far the weights moved, and each round's metrics."""
     process, first_weights, value_type = built
     metrics = []
     with where.installed():
