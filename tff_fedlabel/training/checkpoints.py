@@ -56,6 +56,7 @@ class Checkpoints:
             version = max(_notebook.wait(self._last.get_versions()) or [0])
             raise CheckpointError(
                 f"checkpoint {version} in {self._path} cannot be read ({type(error).__name__}); if "
-                "it is damaged, delete it to resume from the previous one."
+                "it is damaged, delete it to resume from the previous one, or without one from the "
+                "start."
             ) from error
         return None if saved is None else (saved, version)

@@ -138,7 +138,8 @@ class RunDirectory:
         """Records that the run continues from round `done`, and in which runtime."""
         config = json.loads((self.path / "config.json").read_text())
         # What another runtime computed from `done` on is computed again.
-        before = [entry for entry in config.get("runtimes", []) if entry["from_round"] < done]
+        with _readable(self.path / "config.json", "restore its list of runtimes"):
+            before = [entry for entry in config.get("runtimes", []) if entry["from_round"] < done]
         runtimes = list(before)
         if not before or {**self._runtime, "from_round": before[-1]["from_round"]} != before[-1]:
             runtimes.append({"from_round": done, **self._runtime})
@@ -187,13 +188,17 @@ class RunDirectory:
         """The summary of a finished run; None if rounds or the summary are missing.
 
         Raises:
-          RunDirectoryError: The run has more rounds than requested.
+          RunDirectoryError: The run has more rounds than requested, or summary.json is damaged.
         """
         path = self.path / "summary.json"
-        summary = json.loads(path.read_text()) if path.exists() else None
-        if summary is None or summary["rounds"] < self.config.rounds:
+        if not path.exists():
             return None
-        self.check_rounds(summary["rounds"])
+        with _readable(path, "delete it to have it written again"):
+            summary = json.loads(path.read_text())
+            rounds = int(summary["rounds"])
+        if rounds < self.config.rounds:
+            return None
+        self.check_rounds(rounds)
         return summary
 
     def note_unfinished(self, metrics: dict[str, float], round_num: int) -> None:
@@ -205,10 +210,11 @@ class RunDirectory:
         path = self.path / "round.json"
         if not done or not path.exists() or any(done == n for n, _ in self.evaluated(None)):
             return None
-        metrics = json.loads(path.read_text())
-        if metrics.pop("round") != done:
-            return None
-        return {name: math.nan if v is None else v for name, v in metrics.items()}
+        with _readable(path, f"delete it to resume without the metrics of round {done}"):
+            metrics = json.loads(path.read_text())
+            if metrics.pop("round") != done:
+                return None
+            return {name: math.nan if v is None else float(v) for name, v in metrics.items()}
 
     def evaluated(self, done: int | None) -> list[tuple[int, float]]:
         """(round, validation accuracy) of the rows of metrics.csv, up to a round if one is given.
@@ -218,10 +224,14 @@ class RunDirectory:
         path = self.path / "metrics.csv"
         if not path.exists():
             return []
-        # Exactly what was written: an accuracy must not beat its own copy.
-        rows = pd.read_csv(path, float_precision="round_trip")
-        rows = rows if done is None else rows[rows["round"] <= done]
-        return list(zip(rows["round"], rows["validation_accuracy"].astype(float), strict=True))
+        with _readable(path, "restore it, or delete it to resume without the rows of past rounds"):
+            # Exactly what was written: an accuracy must not beat its own copy.
+            rows = pd.read_csv(path, float_precision="round_trip")
+            if len(rows) and not pd.api.types.is_integer_dtype(rows["round"]):
+                raise ValueError("column round must hold whole numbers")
+            rows = rows if done is None else rows[rows["round"] <= done]
+            accuracies = rows["validation_accuracy"].astype(float)
+        return list(zip(rows["round"], accuracies, strict=True))
 
     def finish(self, summary) -> None:
         self._write_json("summary.json", summary)
@@ -294,6 +304,18 @@ class RunDirectory:
         """Adds a line to run.log."""
         absl_logging.set_verbosity(absl_logging.INFO)
         absl_logging.info("%s", text)
+
+
+@contextlib.contextmanager
+def _readable(path: pathlib.Path, mending: str) -> Iterator[None]:
+    """Inside, whatever a damaged file leads to becomes a `RunDirectoryError` of one line."""
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, AttributeError, OSError) as error:
+        problem = (str(error).strip().splitlines() or [""])[0]
+        raise RunDirectoryError(
+            f"{path} is damaged ({type(error).__name__}: {problem}); {mending}."
+        ) from error
 
 
 def stored_choices(path: str | os.PathLike) -> dict[str, Any]:
