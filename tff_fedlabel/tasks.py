@@ -1,6 +1,11 @@
 """The catalogue of tasks: data set, model, clients and hyper-parameters of each."""
 
 import dataclasses
+import os
+from collections.abc import Callable
+from typing import Any
+
+from tff_fedlabel import _validation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -9,7 +14,8 @@ class Task:
     `training.RunConfig`.
 
     Attributes:
-      source: Name of the data set in `datasets.sources`.
+      source: Name of the data set in `datasets.sources`; of a registered task also the path of
+        one's own data, or the task's name where a function gives the data.
       model: Name of the model in `models.MODELS`.
       num_clients: M.
       clients_per_round: m, the size of a cohort.
@@ -115,3 +121,75 @@ TASKS = {
         ),
     ),
 }
+
+_BUILT_IN = frozenset(TASKS)
+
+# A run on one's own data, `--task PATH`.
+OWN_DATA = Task(
+    source="",
+    model="cnn",
+    num_clients=20,
+    clients_per_round=10,
+    alpha=0.1,
+    labeled_fraction=0.2,
+    rounds=100,
+    lr=0.05,
+    batch_size=32,
+    tau=10,
+    tau_unlabeled=10,
+    strong_augment="single",
+    eval_every=5,
+    origin=(
+        "Nothing was searched for: no value can fit data that is not known. Alpha and label "
+        "fraction are the paper's, the others those of the tasks above that train a CNN. Search "
+        "for the learning rate on validation images."
+    ),
+)
+
+# Task -> the function that gives its data, for tasks registered with one.
+SOURCES: dict[str, Callable[[], Any]] = {}
+
+
+def register(
+    name: str, task: Task, source: Callable[[], Any] | str | os.PathLike | None = None
+) -> Task:
+    """Adds a task, which `training.make_config`, the command line and `--resume` know then.
+
+    It is known in the process that calls this, so a script that trains or resumes calls it first.
+
+    Args:
+      name: Any name that no built-in task has; no path. A registered task of that name is replaced.
+      task: The defaults of its runs; `dataclasses.replace(OWN_DATA, ...)` is a start.
+      source: Where the data comes from, in place of `task.source`: the path of a folder or an
+        `.npz` file; or a function without arguments, called once, that returns a mapping with the
+        arrays of such a file (`datasets.own_data`) or a `datasets.sources.Source`.
+
+    Returns:
+      The task as it was added.
+
+    Raises:
+      ValueError: A built-in task has that name, or an argument is of the wrong type (a `TypeError`
+        too).
+    """
+    _validation.check_type("name", name, str, "a name such as 'my_task'")
+    _validation.check_type("task", task, Task, "a tff_fedlabel.tasks.Task")
+    if not name or os.sep in name or name.endswith(".npz"):
+        raise ValueError(f"name must be a word and no path, got {name!r}.")
+    if callable(source):
+        task = dataclasses.replace(task, source=name)
+    elif source is not None:
+        wanted = "a path or a function without arguments"
+        path = _validation.check_type("source", source, (str, os.PathLike), wanted)
+        task = dataclasses.replace(task, source=absolute(path))
+    if name in _BUILT_IN:
+        raise ValueError(f"there is a built-in task named {name}; choose another name.")
+    TASKS[name] = task
+    SOURCES.pop(name, None)
+    if callable(source):
+        SOURCES[name] = source
+    return task
+
+
+def absolute(path: str | os.PathLike) -> str:
+    """The path from the root, `~` resolved."""
+    return os.path.abspath(os.path.expanduser(path))

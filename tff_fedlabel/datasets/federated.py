@@ -82,7 +82,7 @@ def from_arrays(
             "hidden_y", hidden_y, number, np.arange(number), owners.__getitem__
         )
     rows = {
-        client: (own[labeled[own]], own[~labeled[own]]) for client, own in _rows_by_client(owners)
+        client: (own[labeled[own]], own[~labeled[own]]) for client, own in rows_by_client(owners)
     }
     return _build_checked(
         x,
@@ -164,16 +164,18 @@ def from_source(
     *,
     num_classes: int | None = None,
     label_names: Sequence[str] | None = None,
+    client_ids: Sequence[ClientId] | None = None,
 ) -> FederatedData:
     """Clients of a simulation: partitions labelled images, then hides most of the labels.
 
     Args:
       examples: images and labels, for instance `sources.load(...).train`.
-      parts: row numbers by client, as `partition.partition` gives; clients are named 0, 1, ...
+      parts: row numbers by client, as `partition.partition` gives.
       labeled_fraction: share of each client's images that stays labelled, in (0, 1].
       seed: in [0, 2**31), decides which ones.
       num_classes: default: one more than the largest label.
       label_names: one for each class.
+      client_ids: names of the clients, in the order of `parts`; default: 0, 1, ...
 
     Returns:
       Clients with hidden labels known.
@@ -191,6 +193,10 @@ def from_source(
     parts = [_row_numbers(part) for part in parts]
     if not parts:
         raise ValueError("parts must contain the images of at least one client, got none.")
+    names = range(len(parts)) if client_ids is None else client_ids
+    names = _client_columns.client_id_list(names, len(parts))
+    if len(set(names)) < len(names):
+        raise ValueError("client_ids must not contain a client twice.")
     used = np.concatenate(parts)
     if used.size and (used.min() < 0 or used.max() >= number):
         raise ValueError(
@@ -205,14 +211,14 @@ def from_source(
     check_column("y", examples.y, number)
     _client_data_checks.check_label_dtype(None, examples.y.dtype)
     rows = {
-        client: partition.split_labeled(part, labeled_fraction, seed, client)
-        for client, part in enumerate(parts)
+        names[k]: partition.split_labeled(part, labeled_fraction, seed, k)
+        for k, part in enumerate(parts)
     }
     return _build_checked(
         examples.x,
         examples.y,
         rows,
-        lambda row: int(owner[row]),
+        lambda row: names[owner[row]],
         num_classes=num_classes,
         label_names=label_names,
         hidden_y=examples.y,
@@ -270,7 +276,7 @@ def _number_of_classes(num_classes: int | None, label_names) -> int | None:
     return len(label_names)
 
 
-def _rows_by_client(owners: list[ClientId]) -> list[tuple[ClientId, np.ndarray]]:
+def rows_by_client(owners: list[ClientId]) -> list[tuple[ClientId, np.ndarray]]:
     """(client, its row numbers in ascending order), clients in ascending order."""
     # Sorted, since the order in the input must not matter for a run.
     distinct = sorted(set(owners))

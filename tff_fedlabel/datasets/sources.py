@@ -19,10 +19,14 @@ from tff_fedlabel._validation import (
     check_type,
     nearest,
 )
-from tff_fedlabel.datasets import _medmnist, _tfds
+from tff_fedlabel.datasets import _medmnist, _splits, _tfds
 from tff_fedlabel.datasets._fingerprint import Fingerprint
 from tff_fedlabel.datasets._published import Published
-from tff_fedlabel.datasets._source_errors import CorruptDataError, DataNotFoundError
+from tff_fedlabel.datasets._source_errors import (
+    CorruptDataError,
+    DataNotFoundError,
+    UnusableFilesError,
+)
 
 __all__ = [
     "IMAGE_SIZES",
@@ -32,6 +36,7 @@ __all__ = [
     "DataNotFoundError",
     "Examples",
     "Source",
+    "UnusableFilesError",
     "load",
 ]
 
@@ -43,9 +48,6 @@ IMAGE_SIZES: dict[str, tuple[int, ...]] = {
     **{name: _medmnist.IMAGE_SIZES for name in _medmnist.NAMES},
 }
 NAMES = tuple(IMAGE_SIZES)
-# The paper's appendix: 80% training, 5% validation, 15% test.
-_VALIDATION_PERCENT = 5
-_TEST_PERCENT = 15
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +55,8 @@ class Examples:
     """Images with their labels.
 
     Attributes:
-      x: uint8 [n, height, width, channels], values 0..255.
+      x: uint8 [n, height, width, channels], values 0..255; of one's own data, rows of an array on
+        disk that are copied when they are asked for (`x[start:stop]`, `np.asarray(x)`).
       y: int32 [n], values 0..num_classes - 1.
     """
 
@@ -147,7 +150,7 @@ def load(
     download = check_flag("download", download)
     image_size = _check_image_size(name, image_size)
     published = _open(name, data_dir, download, image_size)
-    order, sizes = _split_rows(name, published.sizes, split, seed)
+    order, sizes = _splits.split_rows(name, published.sizes, split, seed)
     x, y = _read_in_order(name, published, order)
     parts, start = [], 0
     for size in sizes:
@@ -165,31 +168,6 @@ def _check_image_size(name: str, image_size: int | None) -> int:
         sizes = " or ".join(map(str, known))
         raise ValueError(f"image_size must be {sizes} for {name}, got {image_size}.")
     return image_size
-
-
-def _split_rows(name, published_sizes, split, seed):
-    """Row numbers (published splits concatenated) in final order, and the three sizes."""
-    rng = np.random.default_rng(np.random.SeedSequence((seed, 0x5EED)))
-    total = sum(published_sizes.values())
-    if split == "pooled":
-        num_validation = total * _VALIDATION_PERCENT // 100
-        num_test = total * _TEST_PERCENT // 100
-        sizes = (total - num_validation - num_test, num_validation, num_test)
-        return rng.permutation(total), sizes
-    if "test" not in published_sizes:
-        raise ValueError(f"split must be 'pooled' for {name}, which has no published test set.")
-    rows, start = {}, 0
-    for key, size in published_sizes.items():
-        rows[key] = np.arange(start, start + size)
-        start += size
-    if "validation" not in rows:
-        train = rows["train"]
-        chosen = np.zeros(len(train), bool)
-        num_validation = len(train) * _VALIDATION_PERCENT // 100
-        chosen[rng.choice(len(train), num_validation, replace=False)] = True
-        rows["train"], rows["validation"] = train[~chosen], train[chosen]
-    ordered = [rows[key] for key in ("train", "validation", "test")]
-    return np.concatenate(ordered), tuple(map(len, ordered))
 
 
 def _read_in_order(name, published: Published, order):

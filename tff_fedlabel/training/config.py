@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
+import pathlib
 from typing import Any
 
 from tff_fedlabel import _parameters, _validation, algorithms, augmentation, tasks
-from tff_fedlabel.datasets import partition, sources
+from tff_fedlabel.datasets import own_data, partition, sources
 
 # The strong augmentations that can be chosen by name.
 STRONG_AUGMENTS = {
@@ -25,8 +27,9 @@ class RunConfig:
     """Every choice of one run; `make_config` makes one from a task.
 
     Attributes:
-      task: Name of the task in `tasks.TASKS`.
-      source: Name of the data set in `datasets.sources`.
+      task: Name of the task in `tasks.TASKS`, or the path of one's own data.
+      source: Name of the data set in `datasets.sources`; or a path; or, of a task that was
+        registered with a function, the task's name.
       model: cnn, resnet18, resnet34 or resnet50.
       num_clients: Clients M that the images are divided among.
       clients_per_round: Clients m in a round.
@@ -45,8 +48,8 @@ class RunConfig:
         classes), client_symmetric (it is plain Dir(alpha)) or class (each class is divided among
         the clients by Dir(alpha)).
       split: pooled (80/5/15 of all published images) or official (the published test set).
-      image_size: Side of the images in pixels, for data sets that come in several sizes; None is
-        the data set's own default.
+      image_size: Side of the images in pixels: for data sets that come in several sizes one of
+        those (None is the data set's own default); one's own images are resized to it, 8 to 256.
       mixed_precision: float16 or bfloat16: the model computes in it, with float32 weights, for
         fast GPUs; None is float32 throughout.
       lr_schedule: How lr changes over the rounds: constant, cosine (to 0), step (a tenth after half
@@ -93,17 +96,7 @@ class RunConfig:
     def __post_init__(self):
         check = _validation
         checked: dict[str, Any] = {}
-        from tff_fedlabel import models
-
-        names = {
-            "algorithm": algorithms.METHODS,
-            "model": models.MODELS,
-            "strong_augment": STRONG_AUGMENTS,
-            "partition": partition.SCHEMES,
-            "split": sources.SPLITS,
-            "lr_schedule": LR_SCHEDULES,
-        }
-        for name, known in names.items():
+        for name, known in self._known_names().items():
             check.check_name(name, getattr(self, name), known)
         if self.mixed_precision is not None:
             check.check_name("mixed_precision", self.mixed_precision, MIXED_PRECISION)
@@ -136,6 +129,19 @@ class RunConfig:
             object.__setattr__(self, name, value)
         self._check_parameters()
 
+    def _known_names(self) -> dict[str, Any]:
+        """Field -> the names that it can have."""
+        from tff_fedlabel import models
+
+        return {
+            "algorithm": algorithms.METHODS,
+            "model": models.MODELS,
+            "strong_augment": STRONG_AUGMENTS,
+            "partition": partition.SCHEMES,
+            "split": sources.SPLITS,
+            "lr_schedule": LR_SCHEDULES,
+        }
+
     def _check_parameters(self) -> None:
         known = _method_fields(self.algorithm)
         for name in self.parameters:
@@ -157,8 +163,13 @@ class RunConfig:
 
     def choices(self) -> dict[str, Any]:
         """All choices by name, including the method's parameters, as `make_config` takes them."""
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(RunConfig)}
         return {**fields, **fields.pop("parameters")}
+
+    @property
+    def task_name(self) -> str:
+        """The task's name; of a path, its last part."""
+        return pathlib.Path(self.task).name if os.sep in self.task else self.task
 
 
 # Fields of a method's configuration that the run sets.
@@ -174,18 +185,20 @@ def make_config(task: str, algorithm: str = "fedlabel", **choices: Any) -> RunCo
     """Fills in what `choices` leaves out (or gives as None) from the task.
 
     Args:
-      task: Name in `tasks.TASKS`.
+      task: Name in `tasks.TASKS`; or the path of one's own data, a folder or an `.npz` file, which
+        is looked at (but not read) to know its clients. A name goes before a folder of that name
+        (`./digits` is a folder).
       algorithm: Name in `algorithms.ALGORITHMS`.
       **choices: Fields of `RunConfig`, and parameters of the method.
 
     Raises:
       ValueError: The task is unknown (the message has the nearest name), a choice is out of range,
-        or there is no choice of that name.
+        there is no choice of that name, or a choice contradicts one's own data.
+      datasets.sources.DataNotFoundError, datasets.sources.CorruptDataError: One's own data is
+        missing or damaged.
     """
-    _validation.check_name("task", task, tasks.TASKS)
+    task, defaults = _task(task)
     _validation.check_name("algorithm", algorithm, algorithms.METHODS)
-    defaults = dataclasses.asdict(tasks.TASKS[task])
-    del defaults["origin"]
     own = {field.name for field in dataclasses.fields(RunConfig)} - {"parameters"}
     given = {name: value for name, value in choices.items() if value is not None}
     parameters = {**given.pop("parameters", {})}
@@ -194,7 +207,58 @@ def make_config(task: str, algorithm: str = "fedlabel", **choices: Any) -> RunCo
         if name not in known:
             raise ValueError(f"unknown choice {name!r}{_validation.nearest(name, known)}.")
         parameters[name] = given.pop(name)
+    if own_source(defaults["source"]) is not None:
+        defaults.update(_facts(defaults, given))
     return RunConfig(task=task, algorithm=algorithm, **{**defaults, **given}, parameters=parameters)
+
+
+def _task(task: Any) -> tuple[str, dict[str, Any]]:
+    """(the task as it stands in the configuration, the defaults of its runs)."""
+    if isinstance(task, os.PathLike):
+        task = os.fspath(task)
+    if isinstance(task, str) and task not in tasks.TASKS:
+        path = tasks.absolute(task)
+        if os.sep in task or task.endswith(".npz") or os.path.exists(path):
+            return path, _defaults(dataclasses.replace(tasks.OWN_DATA, source=path))
+        hint = _validation.nearest(task, tasks.TASKS)
+        raise ValueError(
+            f"task {task!r} is unknown{hint}; choose from: {', '.join(tasks.TASKS)}, or give the "
+            "path of a folder or .npz file."
+        )
+    _validation.check_name("task", task, tasks.TASKS)
+    return task, _defaults(tasks.TASKS[task])
+
+
+def _defaults(task: tasks.Task) -> dict[str, Any]:
+    defaults = dataclasses.asdict(task)
+    del defaults["origin"]
+    return defaults
+
+
+def own_source(source: str) -> Any:
+    """What `own_data.list_images` takes: a path or a function; None for a built-in data set."""
+    return tasks.SOURCES.get(source, source if os.sep in source else None)
+
+
+def _facts(defaults: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """What one's own data decides, in place of the task's defaults.
+
+    Raises:
+      ValueError: A choice that was given contradicts it.
+    """
+    found = own_data.facts(own_source(defaults["source"]), defaults["source"])
+    decided = {name: value for name, value in found.items() if value is not None}
+    for name, value in decided.items():
+        if given.get(name, value) != value:
+            what = os.path.basename(defaults["source"])
+            raise ValueError(
+                f"{name} is {given[name]!r}, but {what} brings its own: {value!r}; leave {name} "
+                "out. (If a run is resumed, its data has changed.)"
+            )
+    clients = given.get("num_clients", decided.get("num_clients", defaults["num_clients"]))
+    if isinstance(clients, int):  # Else it is refused where all choices are checked.
+        decided["clients_per_round"] = min(defaults["clients_per_round"], max(clients, 1))
+    return decided
 
 
 def run_parameters() -> dict[str, _parameters.Parameter]:

@@ -6,10 +6,9 @@ import math
 import os
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
-
-from tff_fedlabel.datasets import federated
 
 # Small, since a signal waits for the end of a batch.
 _BATCH = 100
@@ -23,22 +22,26 @@ def evaluate(
     Args:
       model: Outputs logits `[batch, classes]`.
       weights: `tff.learning.models.ModelWeights`.
-      examples: `datasets.sources.Examples`, x uint8 `[n, h, w, c]` and y int32 `[n]`.
+      examples: `datasets.sources.Examples`, x `[n, h, w, c]` and y integers `[n]`.
 
     Returns:
       Accuracy in [0, 1] and loss in nats, NaN without examples.
     """
     model_weights = (tuple(weights.trainable), tuple(weights.non_trainable))
 
-    def of_batch(batch):
-        return len(batch["y"]), *_evaluate_batch(model, model_weights, batch["x"], batch["y"])
+    def of_batch(start):
+        # Batch by batch, since the images may be on disk and more than fit in memory.
+        with tf.device("/device:CPU:0"):  # Where they go on from here is the model's choice.
+            x = tf.constant(np.asarray(examples.x[start : start + _BATCH]))
+            y = tf.constant(np.asarray(examples.y[start : start + _BATCH], np.int32))
+        return len(y), *_evaluate_batch(model, model_weights, x, y)
 
     correct = loss = count = 0.0
-    batches = iter(federated.evaluation_dataset(examples, _BATCH))
+    starts = iter(range(0, len(examples), _BATCH))
     cores = len(os.sched_getaffinity(0))
     # Several at once, since an operation may be limited to one core: `runtime.device.share_cores`.
     with concurrent.futures.ThreadPoolExecutor(cores) as pool:
-        while some := list(itertools.islice(batches, cores)):
+        while some := list(itertools.islice(starts, cores)):
             for size, batch_correct, batch_loss in pool.map(of_batch, some):
                 correct, loss = correct + batch_correct, loss + batch_loss * size
                 count += size

@@ -11,7 +11,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_fedlabel import algorithms, models
-from tff_fedlabel.datasets import federated, partition, sources
+from tff_fedlabel.datasets import federated, own_data, partition, sources
 from tff_fedlabel.training import config as configuration
 from tff_fedlabel.training import memory as client_memory
 
@@ -119,28 +119,7 @@ def build(config: configuration.RunConfig, data_dir: str | None = None) -> Exper
       datasets.sources.DataNotFoundError, datasets.sources.CorruptDataError: The data is missing or
         damaged.
     """
-    source = sources.load(
-        config.source,
-        data_dir=data_dir,
-        split=config.split,
-        seed=config.seed,
-        image_size=config.image_size,
-    )
-    parts = partition.partition(
-        source.train.y,
-        config.num_clients,
-        config.alpha,
-        scheme=config.partition,
-        seed=config.seed,
-    )
-    clients = federated.from_source(
-        source.train,
-        parts,
-        config.labeled_fraction,
-        config.seed,
-        num_classes=source.num_classes,
-        label_names=source.label_names,
-    )
+    source, clients = _load(config, data_dir)
     model = _build_model(config, source)
     method = algorithms.METHODS[config.algorithm]
     optimizer = tff.learning.optimizers.build_sgdm(config.lr)
@@ -164,6 +143,45 @@ def build(config: configuration.RunConfig, data_dir: str | None = None) -> Exper
         build_process(**at_server),
         algorithms.initial_memory(method, model, optimizer, config.algorithm_config()),
     )
+
+
+def _load(config, data_dir) -> tuple[sources.Source, federated.FederatedData]:
+    own = configuration.own_source(config.source)
+    if own is not None:
+        return own_data.load(
+            own,
+            config.task_name,
+            num_clients=config.num_clients,
+            alpha=config.alpha,
+            labeled_fraction=config.labeled_fraction,
+            scheme=config.partition,
+            seed=config.seed,
+            image_size=config.image_size,
+            data_dir=data_dir,
+        )
+    source = sources.load(
+        config.source,
+        data_dir=data_dir,
+        split=config.split,
+        seed=config.seed,
+        image_size=config.image_size,
+    )
+    parts = partition.partition(
+        source.train.y,
+        config.num_clients,
+        config.alpha,
+        scheme=config.partition,
+        seed=config.seed,
+    )
+    clients = federated.from_source(
+        source.train,
+        parts,
+        config.labeled_fraction,
+        config.seed,
+        num_classes=source.num_classes,
+        label_names=source.label_names,
+    )
+    return source, clients
 
 
 def _build_model(config, source) -> tff.learning.models.FunctionalModel:
