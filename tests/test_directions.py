@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "models": LEAVES,
     "datasets": LEAVES,
     "runtime": set(),
-    "tasks": set(),
+    "tasks": LEAVES,
     "algorithms": {*LEAVES, "augmentation", "pseudo_labels"},
     "training": {
         *LEAVES,

@@ -43,11 +43,20 @@ def _run_parameters() -> dict[str, _parameters.Parameter]:
 
 def define_flags() -> None:
     """Defines the flags of `main`. A flag that is not given leaves the choice to the task."""
-    flags.DEFINE_string("task", "digits", f"{_list(tasks.TASKS)}; digits needs no download")
+    flags.DEFINE_string(
+        "task",
+        "digits",
+        f"{_list(tasks.TASKS)}; or the path of your own images, a folder or an .npz file "
+        "(docs/own-data.md); digits needs no download",
+    )
     flags.DEFINE_string("algorithm", "fedlabel", _list(algorithms.METHODS))
     for parameter in {**_run_parameters(), **method_parameters()}.values():
         _KINDS[parameter.kind](parameter.name, None, parameter.help)
-    flags.DEFINE_string("data_dir", None, "where the data sets lie, or are downloaded to")
+    flags.DEFINE_string(
+        "data_dir",
+        None,
+        "where the data sets lie, or are downloaded to, or your images are kept once read",
+    )
     flags.DEFINE_string("output_dir", None, "the run directory; default: a new one under runs/")
     flags.DEFINE_string(
         "runtime",
@@ -138,7 +147,7 @@ def _runtime() -> tuple[str, dict[str, Any]]:
 
 def _new_directory(config) -> str:
     now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    return os.path.join("runs", f"{config.task}-{config.algorithm}-{now}-{os.getpid()}")
+    return os.path.join("runs", f"{config.task_name}-{config.algorithm}-{now}-{os.getpid()}")
 
 
 def _print_round(rounds: int, done: int, metrics: dict[str, float]) -> None:

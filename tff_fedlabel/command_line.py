@@ -75,6 +75,8 @@ def _explain(error: Exception) -> tuple[str, int]:
         return text, 128 + error.signal_number
     if isinstance(error, training.RunDirectoryError | training.ConfigError):
         return text, 2
+    if isinstance(error, sources.UnusableFilesError):  # A line for each file.
+        return str(error), 1
     known = (
         training.CheckpointError,
         sources.DataNotFoundError,

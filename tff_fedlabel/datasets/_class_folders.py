@@ -1,9 +1,9 @@
 """Finds the images of a folder of class folders: their classes, clients and parts.
 
-    DIR/<class>/*.png                       classes
-    DIR/<client>/<class>/*.png              clients that hold classes
-    DIR/unlabeled/*.png                     images without label; a client may have its own
-    DIR/train/..., DIR/validation/<class>/..., DIR/test/<class>/...
+DIR/<class>/*.png                       classes
+DIR/<client>/<class>/*.png              clients that hold classes
+DIR/unlabeled/*.png                     images without label; a client may have its own
+DIR/train/..., DIR/validation/<class>/..., DIR/test/<class>/...
 """
 
 import os

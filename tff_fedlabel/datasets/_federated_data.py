@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import tensorflow as tf
+import tensorflow_federated as tff
 
 from tff_fedlabel._validation import WrongTypeError, check_int, check_name, nearest
-from tff_fedlabel.datasets import _round_batches
+from tff_fedlabel.datasets import _round_batches, _tff_clients
 from tff_fedlabel.datasets._client_columns import ClientId
 from tff_fedlabel.datasets._fingerprint import Fingerprint
 
@@ -210,6 +211,43 @@ class FederatedData:
         """
         rows = np.concatenate([labeled for labeled, _ in self._rows.values()])
         return collections.OrderedDict(x=self._x[rows], y=self._y[rows])
+
+    def to_client_data(self, part: str = "labeled") -> tff.simulation.datasets.ClientData:
+        """The images of each client as TFF's simulations and tutorials take them.
+
+        Args:
+          part: "labeled": elements OrderedDict(x, y), for supervised training; "unlabeled":
+            OrderedDict(x); "all": OrderedDict(x, y), first the labelled images, with y -1 where an
+            image has no label.
+
+        Returns:
+          A `tff.simulation.datasets.ClientData`; client ids are str. A client's images are read
+          when its dataset is made. `serializable_dataset_fn`, and what TFF builds on it, puts all
+          images into one graph, and so is for 1 GiB at most.
+
+        Raises:
+          ValueError: unknown `part`.
+        """
+        check_name("part", part, ("labeled", "unlabeled", "all"))
+        chosen = {
+            "labeled": lambda pair: pair[0],
+            "unlabeled": lambda pair: pair[1],
+            "all": np.concatenate,
+        }[part]
+        rows = {str(client): chosen(pair) for client, pair in self._rows.items()}
+
+        def arrays(rows):
+            columns = collections.OrderedDict(x=self._x[rows])
+            if part != "unlabeled":
+                columns["y"] = self._y[rows]
+            return columns
+
+        spec = collections.OrderedDict(
+            (name, tf.TensorSpec(column.shape[1:], column.dtype))
+            for name, column in self.input_spec.items()
+            if part != "unlabeled" or name == "x"
+        )
+        return _tff_clients.FederatedClientData(arrays, rows, spec)
 
     def all_labeled(self) -> "FederatedData":
         """The same images, all labelled: the training data of an upper bound.

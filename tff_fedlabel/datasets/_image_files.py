@@ -118,9 +118,7 @@ def check_image_size(image_size: int | None) -> int | None:
     return check_int("image_size", image_size, MIN_SIDE, MAX_SIDE + 1)
 
 
-def common_size(
-    sizes: set[tuple[int, int]], image_size: int | None, name: str
-) -> tuple[int, int]:
+def common_size(sizes: set[tuple[int, int]], image_size: int | None, name: str) -> tuple[int, int]:
     """(height, width) that all images get.
 
     Raises:

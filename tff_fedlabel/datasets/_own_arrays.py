@@ -1,11 +1,11 @@
 """Images of one's own as arrays: in an `.npz` file, or in a mapping with the same names.
 
-    x (or x_train)              uint8 [n, h, w, c] or [n, h, w], c 1 or 3
-    y (or y_train)              [n] integers or names of classes; NaN, -1 or "": no label
-    client_ids                  optional, [n] strings or integers
-    labeled                     optional, bool [n]; where False, y is not looked at
-    x_test, y_test              optional, images that all have a label
-    x_validation, y_validation  optional, likewise
+x (or x_train)              uint8 [n, h, w, c] or [n, h, w], c 1 or 3
+y (or y_train)              [n] integers or names of classes; NaN, -1 or "": no label
+client_ids                  optional, [n] strings or integers
+labeled                     optional, bool [n]; where False, y is not looked at
+x_test, y_test              optional, images that all have a label
+x_validation, y_validation  optional, likewise
 """
 
 import concurrent.futures
@@ -59,9 +59,7 @@ def _listing(arrays, name: str) -> Listing:
     names = set(arrays.names)
     if unknown := sorted(names - {*NAMES}):
         hint = nearest(unknown[0], NAMES)
-        raise ValueError(
-            f"{name} has an array {unknown[0]!r}{hint}; known are {', '.join(NAMES)}."
-        )
+        raise ValueError(f"{name} has an array {unknown[0]!r}{hint}; known are {', '.join(NAMES)}.")
     for x, y in _FIELDS.values():
         for one, other in ((x, y), (y, x)):
             if one in names and other not in names:

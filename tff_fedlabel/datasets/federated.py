@@ -13,12 +13,14 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
+import tensorflow_federated as tff
 
 from tff_fedlabel._validation import WrongTypeError, check_int, check_seed, check_type
 from tff_fedlabel.datasets import (
     _client_columns,
     _client_data_checks,
     _reading_datasets,
+    _tff_clients,
     partition,
 )
 from tff_fedlabel.datasets._client_columns import NO_LABEL, ClientId, check_column
@@ -33,6 +35,7 @@ __all__ = [
     "FederatedData",
     "evaluation_dataset",
     "from_arrays",
+    "from_client_data",
     "from_datasets",
     "from_source",
 ]
@@ -222,6 +225,51 @@ def from_source(
         num_classes=num_classes,
         label_names=label_names,
         hidden_y=examples.y,
+    )
+
+
+def from_client_data(
+    client_data: tff.simulation.datasets.ClientData,
+    labeled_fraction: float,
+    seed: int = 0,
+    *,
+    image_key: str = "pixels",
+    label_key: str = "label",
+    num_classes: int | None = None,
+    label_names: Sequence[str] | None = None,
+) -> FederatedData:
+    """Clients of a simulation from TFF's own data sets; hides most of their labels.
+
+    Args:
+      client_data: For instance `tff.simulation.datasets.emnist.load_data()[0]`. Read once to the
+        end, into memory. Its elements, single images, are mappings.
+      labeled_fraction: share of each client's images that stays labelled, in (0, 1].
+      seed: in [0, 2**31), decides which ones.
+      image_key: images, uint8 or float32 in [0, 1], [h, w, c] or [h, w], which gets a channel.
+        "pixels" in TFF's EMNIST, "image" in its CIFAR-100.
+      label_key: integers.
+      num_classes: default: one more than the largest label.
+      label_names: one for each class.
+
+    Returns:
+      Clients with hidden labels known; their ids are those of `client_data`.
+
+    Raises:
+      ClientDataError: naming the client and the field at fault.
+      ValueError: `labeled_fraction`, `seed`, `num_classes` or `label_names` do not fit.
+    """
+    wanted = "a tff.simulation.datasets.ClientData"
+    check_type("client_data", client_data, tff.simulation.datasets.ClientData, wanted)
+    partition.check_labeled_fraction(labeled_fraction)
+    examples, client_ids, parts = _tff_clients.read_clients(client_data, image_key, label_key)
+    return from_source(
+        examples,
+        parts,
+        labeled_fraction,
+        seed,
+        num_classes=num_classes,
+        label_names=label_names,
+        client_ids=client_ids,
     )
 
 

@@ -29,14 +29,7 @@ _DEALING = 0xDEA1  # Separates the random stream of unlabelled images from other
 
 @dataclasses.dataclass(frozen=True)
 class OwnSource(Source):
-    """A `Source` whose images are rows of one array on disk, with a line on what was done.
-
-    Attributes:
-      train: the labelled training images.
-      note: one line, for the user.
-    """
-
-    note: str = ""
+    """A `Source` whose images are rows of one array, on disk; `train` has the labelled ones."""
 
     def fingerprint(self) -> str:
         """As of `Source`, without the pixels: those are in the fingerprint of the clients."""
@@ -130,8 +123,9 @@ def load(
       data_dir: where the images that were read are kept; default: `~/.cache/tff_fedlabel`.
 
     Returns:
-      The `OwnSource` (or the `sources.Source` that a function returned) and the `federated.FederatedData` of its training images. Images stay on disk
-      and are mapped into memory; those of a function stay in memory.
+      The `OwnSource` (or the `sources.Source` that a function returned) and the
+      `federated.FederatedData` of its training images. Images stay on disk and are mapped into
+      memory; those of a function stay in memory.
 
     Raises:
       ValueError: `image_size` is out of range or missing, or the others as in `partition`.
@@ -142,9 +136,7 @@ def load(
 
     listing = open_source(source, name)
     if isinstance(listing, Source):
-        parts = partition.partition(
-            listing.train.y, num_clients, alpha, scheme=scheme, seed=seed
-        )
+        parts = partition.partition(listing.train.y, num_clients, alpha, scheme=scheme, seed=seed)
         classes = {"num_classes": listing.num_classes, "label_names": listing.label_names}
         clients = federated.from_source(listing.train, parts, labeled_fraction, seed, **classes)
         return listing, clients
@@ -181,10 +173,14 @@ def load(
         )
     of_parts = (np.sort(part) for part in rows.values())  # Read from disk in order.
     examples = [Examples(ImageRows(images, part), listing.y[part]) for part in of_parts]
-    note = _note(listing, rows, images, before, clients, labeled_fraction, seed)
-    return OwnSource(
-        listing.name, *examples, len(listing.label_names), listing.label_names, note
-    ), clients
+    made = OwnSource(
+        listing.name,
+        *examples,
+        **classes,
+        has_own_clients=listing.client_ids is not None,
+        note=_note(listing, rows, images, before, clients, labeled_fraction, seed),
+    )
+    return made, clients
 
 
 def _split(listing: Listing, seed: int) -> dict[str, np.ndarray]:

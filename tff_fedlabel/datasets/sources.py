@@ -78,6 +78,8 @@ class Source:
       test: for the reported results.
       num_classes: number of classes, N.
       label_names: N names, in the order of the labels.
+      has_own_clients: whether the data itself says who holds which image.
+      note: one line for the user on what was read and made, if that is worth a line.
     """
 
     name: str
@@ -86,6 +88,8 @@ class Source:
     test: Examples
     num_classes: int
     label_names: tuple[str, ...]
+    has_own_clients: bool = False
+    note: str = ""
 
     def fingerprint(self) -> str:
         """64 hexadecimal digits (SHA-256) that change when any image or label does.

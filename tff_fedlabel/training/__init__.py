@@ -16,6 +16,7 @@ _FROM = {
     "Experiment": "experiment",
     "build": "experiment",
     "evaluate": "evaluation",
+    "make_experiment": "own_experiment",
     "CheckpointError": "checkpoints",
     "ConfigError": "loop",
     "Interrupted": "interrupt",

@@ -18,6 +18,7 @@ STRONG_AUGMENTS = {
     "none": None,
 }
 EPOCH = "epoch"
+OWN_PARTS = "own parts"  # The source of an experiment that `make_experiment` made.
 MIXED_PRECISION = ("float16", "bfloat16")
 LR_SCHEDULES = ("constant", "cosine", "step", "inverse_sqrt")
 
@@ -159,12 +160,17 @@ class RunConfig:
             wanted["seed"] = self.seed
         if "strong_augment" in known:
             wanted["strong_augment"] = STRONG_AUGMENTS[self.strong_augment]
-        return algorithms.METHODS[self.algorithm].config_class(**wanted)
+        return self.method.config_class(**wanted)
 
     def choices(self) -> dict[str, Any]:
         """All choices by name, including the method's parameters, as `make_config` takes them."""
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(RunConfig)}
         return {**fields, **fields.pop("parameters")}
+
+    @property
+    def method(self) -> algorithms.Method:
+        """The method called `algorithm`."""
+        return algorithms.METHODS[self.algorithm]
 
     @property
     def task_name(self) -> str:
@@ -197,6 +203,11 @@ def make_config(task: str, algorithm: str = "fedlabel", **choices: Any) -> RunCo
       datasets.sources.DataNotFoundError, datasets.sources.CorruptDataError: One's own data is
         missing or damaged.
     """
+    if choices.get("source") == OWN_PARTS:
+        raise ValueError(
+            f"the run {task!r} was made in Python, by training.make_experiment; make the "
+            "experiment again and continue it by training.run(experiment, ..., resume=True)."
+        )
     task, defaults = _task(task)
     _validation.check_name("algorithm", algorithm, algorithms.METHODS)
     own = {field.name for field in dataclasses.fields(RunConfig)} - {"parameters"}
@@ -218,7 +229,10 @@ def _task(task: Any) -> tuple[str, dict[str, Any]]:
         task = os.fspath(task)
     if isinstance(task, str) and task not in tasks.TASKS:
         path = tasks.absolute(task)
-        if os.sep in task or task.endswith(".npz") or os.path.exists(path):
+        is_path = os.sep in task or task.endswith(".npz")
+        if is_path and not os.path.exists(path):
+            raise ValueError(f"task is {task!r}, but there is no folder or .npz file at {path}.")
+        if is_path or os.path.exists(path):
             return path, _defaults(dataclasses.replace(tasks.OWN_DATA, source=path))
         hint = _validation.nearest(task, tasks.TASKS)
         raise ValueError(
@@ -240,20 +254,28 @@ def own_source(source: str) -> Any:
     return tasks.SOURCES.get(source, source if os.sep in source else None)
 
 
+_DECIDED_BY = {
+    "num_clients": "has clients of its own",
+    "labeled_fraction": "has images without label of its own",
+    "split": "says by itself whether there is a test part",
+}
+
+
 def _facts(defaults: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     """What one's own data decides, in place of the task's defaults.
 
     Raises:
       ValueError: A choice that was given contradicts it.
     """
-    found = own_data.facts(own_source(defaults["source"]), defaults["source"])
+    source = defaults["source"]
+    found = own_data.facts(own_source(source), source)
     decided = {name: value for name, value in found.items() if value is not None}
     for name, value in decided.items():
         if given.get(name, value) != value:
-            what = os.path.basename(defaults["source"])
             raise ValueError(
-                f"{name} is {given[name]!r}, but {what} brings its own: {value!r}; leave {name} "
-                "out. (If a run is resumed, its data has changed.)"
+                f"{name} must be {value!r} for {os.path.basename(source)}, which "
+                f"{_DECIDED_BY[name]}, got {given[name]!r}; leave it out. (Where a run is resumed: "
+                "its data has changed.)"
             )
     clients = given.get("num_clients", decided.get("num_clients", defaults["num_clients"]))
     if isinstance(clients, int):  # Else it is refused where all choices are checked.

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -20,7 +19,7 @@ _SAMPLING = 1  # Separates the random stream of client sampling from others of t
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """What `build` makes from a `RunConfig`.
+    """What `build` makes from a `RunConfig`, and `make_experiment` from one's own parts.
 
     Attributes:
       config: The run's choices.
@@ -28,7 +27,7 @@ class Experiment:
       clients: The clients' images.
       model: The functional model.
       process: The learning process, built with `diagnose` where the method reads unlabelled
-        images, since the hidden labels are known here.
+        images and their true labels are known.
       initial_memory: The memory of a client that has not taken part yet; None for a method without
         memory.
     """
@@ -42,7 +41,12 @@ class Experiment:
 
     @property
     def method(self) -> algorithms.Method:
-        return algorithms.METHODS[self.config.algorithm]
+        return self.config.method
+
+    @property
+    def diagnoses(self) -> bool:
+        """Whether unlabelled images carry their true labels, for metrics."""
+        return self.method.reads_unlabeled and self.clients.hidden_y is not None
 
     def fingerprint(self) -> str:
         """Changes when the clients' data or the evaluation images change."""
@@ -84,7 +88,7 @@ class Experiment:
             unlabeled_steps=tau_unlabeled if reads_unlabeled else 1,
             batch_size=config.batch_size,
             seed=config.seed,
-            with_hidden_labels=reads_unlabeled,
+            with_hidden_labels=self.diagnoses,
         )
         return cohort if memory is None else _CohortWithMemory(cohort, drawn, memory, round_num)
 
@@ -121,28 +125,40 @@ def build(config: configuration.RunConfig, data_dir: str | None = None) -> Exper
     """
     source, clients = _load(config, data_dir)
     model = _build_model(config, source)
-    method = algorithms.METHODS[config.algorithm]
-    optimizer = tff.learning.optimizers.build_sgdm(config.lr)
-    build_process = functools.partial(
-        method,
-        model,
-        optimizer,
-        config.algorithm_config(),
-        server_optimizer=tff.learning.optimizers.build_sgdm(
+    return assemble(config, source, clients, model)
+
+
+def assemble(
+    config: configuration.RunConfig,
+    source: sources.Source,
+    clients: federated.FederatedData,
+    model: tff.learning.models.FunctionalModel,
+    *,
+    client_optimizer: tff.learning.optimizers.Optimizer | None = None,
+    server_optimizer: tff.learning.optimizers.Optimizer | None = None,
+    model_aggregator: tff.aggregators.WeightedAggregationFactory | None = None,
+) -> Experiment:
+    """Builds the learning process; an optimizer of None is SGD as the configuration says."""
+    method, parameters = config.method, config.algorithm_config()
+    if client_optimizer is None:
+        client_optimizer = tff.learning.optimizers.build_sgdm(config.lr)
+    if server_optimizer is None:
+        server_optimizer = tff.learning.optimizers.build_sgdm(
             config.server_lr, momentum=config.server_momentum
-        ),
-        diagnose=method.reads_unlabeled,
-    )
+        )
     # A method that trains at the server gets all labelled images there.
     at_server = {} if method.server_training is None else {"server_data": clients.labeled_arrays()}
-    return Experiment(
-        config,
-        source,
-        clients,
+    process = method(
         model,
-        build_process(**at_server),
-        algorithms.initial_memory(method, model, optimizer, config.algorithm_config()),
+        client_optimizer,
+        parameters,
+        server_optimizer=server_optimizer,
+        model_aggregator=model_aggregator,
+        diagnose=method.reads_unlabeled and clients.hidden_y is not None,
+        **at_server,
     )
+    memory = algorithms.initial_memory(method, model, client_optimizer, parameters)
+    return Experiment(config, source, clients, model, process, memory)
 
 
 def _load(config, data_dir) -> tuple[sources.Source, federated.FederatedData]:
@@ -186,7 +202,7 @@ def _load(config, data_dir) -> tuple[sources.Source, federated.FederatedData]:
 
 def _build_model(config, source) -> tff.learning.models.FunctionalModel:
     input_shape = source.train.x.shape[1:]
-    with _keras_policy(config.mixed_precision):
+    with keras_policy(config.mixed_precision):
         keras_model = models.build_keras(
             config.model, input_shape, source.num_classes, width=config.width, seed=config.seed
         )
@@ -194,7 +210,7 @@ def _build_model(config, source) -> tff.learning.models.FunctionalModel:
 
 
 @contextlib.contextmanager
-def _keras_policy(dtype: str | None) -> Iterator[None]:
+def keras_policy(dtype: str | None) -> Iterator[None]:
     """Keras layers made inside the block compute in `dtype`; None changes nothing."""
     if dtype is None:
         yield

@@ -21,6 +21,7 @@ import contextlib
 import math
 import os
 import pathlib
+import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -32,7 +33,7 @@ from tff_fedlabel import runtime as runtimes
 from tff_fedlabel.datasets import federated, sources
 from tff_fedlabel.training import experiment as experiments
 from tff_fedlabel.training.checkpoints import Checkpoints
-from tff_fedlabel.training.config import RunConfig, lr_factor
+from tff_fedlabel.training.config import OWN_PARTS, RunConfig, lr_factor
 from tff_fedlabel.training.evaluation import NOT_EVALUATED, evaluations
 from tff_fedlabel.training.interrupt import Interrupt, Interrupted
 from tff_fedlabel.training.run_directory import (
@@ -49,7 +50,7 @@ class ConfigError(ValueError):
 
 @_notebook.tells_errors_in_one_line
 def run(
-    config: RunConfig,
+    config: RunConfig | experiments.Experiment,
     output_dir: str | os.PathLike,
     *,
     data_dir: str | None = None,
@@ -66,9 +67,11 @@ def run(
     shown there in one line, and interrupting the cell stops it as Ctrl-C does elsewhere.
 
     Args:
-      config: The run's choices; `make_config` makes one.
+      config: The run's choices, which `make_config` makes, or an experiment, of `make_experiment`
+        or `build`. A run of an experiment is resumed with the same experiment, made again.
       output_dir: The run directory itself.
-      data_dir: Where the data sets are.
+      data_dir: Where the data sets are; of one's own images, where they are kept once read. An
+        experiment has its data already.
       resume: Whether to continue the run in `output_dir`. If there is none, a run starts; a
         finished run returns its summary at once.
       runtime: Name of the runtime, see `tff_fedlabel.runtime.use`. `"auto"` is the last runtime of
@@ -90,6 +93,11 @@ def run(
       Interrupted: SIGINT or SIGTERM arrived.
       datasets.sources.DataNotFoundError, datasets.sources.CorruptDataError: See there.
     """
+    experiment = None
+    if isinstance(config, experiments.Experiment):
+        config, experiment = config.config, config
+    wanted = "a RunConfig (training.make_config) or an Experiment (training.make_experiment)"
+    _validation.check_type("config", config, RunConfig, wanted)
     _validation.check_name("runtime", runtime, ("auto", *runtimes.RUNTIMES))
     checkpoint_every = _validation.check_int("checkpoint_every", checkpoint_every)
     stored = stored_runtime(output_dir) if resume else None
@@ -123,7 +131,7 @@ def run(
             except Exception:
                 directory.discard_if_new()
                 raise
-            experiment = _build(config, data_dir, directory, interrupt)
+            experiment = _build(config, experiment, data_dir, directory, interrupt)
             callbacks = [] if on_round is None else [on_round]
             if _notebook.is_running() if progress is None else progress:
                 callbacks.insert(0, stack.enter_context(_progress.bar(config.rounds)))
@@ -131,12 +139,18 @@ def run(
             return rounds.run(runtime, callbacks)
 
 
-def _build(config, data_dir, directory, interrupt) -> experiments.Experiment:
+def _build(config, experiment, data_dir, directory, interrupt) -> experiments.Experiment:
     try:
         with interrupt.allowed():
-            experiment = experiments.build(config, data_dir)
+            if experiment is None:
+                if config.source == OWN_PARTS:
+                    raise ValueError("run needs the experiment itself, not its config.")
+                experiment = experiments.build(config, data_dir)
             directory.check_data(experiment.fingerprint())
-            return experiment
+        if experiment.source.note:
+            directory.note(experiment.source.note)
+            print(experiment.source.note, file=sys.stderr)
+        return experiment
     except KeyboardInterrupt:
         raise Interrupted("before a round", directory.path, interrupt.signal_number) from None
     except Exception as error:
@@ -283,18 +297,20 @@ class _Rounds:
 
     def _finish(self, runtime, start, best) -> dict[str, Any]:
         config, directory = self._config, self._directory
+        source = self._experiment.source
         if self._evaluated[0] != self._done:
             # Stopped between the last checkpoint and the summary.
             self._evaluate({})
         _, metrics = self._evaluated
         summary = collections.OrderedDict(
-            task=config.task,
+            task=config.task_name,
             algorithm=config.algorithm,
             model=config.model,
             seed=config.seed,
             rounds=config.rounds,
             labeled_fraction=config.labeled_fraction,
-            alpha=json_number(config.alpha),
+            # Of a partition; one's own clients have none.
+            alpha=None if source.has_own_clients else json_number(config.alpha),
             test_accuracy=metrics["test_accuracy"],
             test_loss=metrics["test_loss"],
             validation_accuracy=metrics["validation_accuracy"],
