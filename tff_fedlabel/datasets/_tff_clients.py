@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable, Mapping
+
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
