@@ -53,10 +53,17 @@ class ImageCache:
                 yield
 
     def open(self) -> np.ndarray | None:
-        """uint8 [n, h, w, c], mapped into memory and not writable; None if it is not there."""
+        """uint8 [n, h, w, c], mapped into memory and not writable; None if it is not there.
+
+        Raises:
+          DataNotFoundError: the file cannot be read.
+        """
+        if not (self._folder / self._file).exists():
+            return None
         try:
-            mapped = np.load(self._folder / self._file, mmap_mode="r")
-        except (FileNotFoundError, ValueError):  # Not there, or cut off by a crash of the machine.
+            with self._told():
+                mapped = np.load(self._folder / self._file, mmap_mode="r")
+        except ValueError:  # Cut off by a crash of the machine.
             return None
         # A plain array: indexing a memmap gives memmaps, which are slower and no better.
         return np.asarray(mapped)
