@@ -1,6 +1,7 @@
 """Accuracy and loss on validation and test images."""
 
 import concurrent.futures
+import functools
 import itertools
 import math
 import os
@@ -28,13 +29,16 @@ def evaluate(
       Accuracy in [0, 1] and loss in nats, NaN without examples.
     """
     model_weights = (tuple(weights.trainable), tuple(weights.non_trainable))
+    specs = tf.nest.map_structure(lambda w: tf.TensorSpec(w.shape, w.dtype), model_weights)
+    image_spec = tf.TensorSpec([None, *examples.x.shape[1:]], examples.x.dtype)
+    evaluate_batch = _batch_function(model, specs, image_spec)
 
     def of_batch(start):
         # Batch by batch, since the images may be on disk and more than fit in memory.
         with tf.device("/device:CPU:0"):  # Where they go on from here is the model's choice.
             x = tf.constant(np.asarray(examples.x[start : start + _BATCH]))
             y = tf.constant(np.asarray(examples.y[start : start + _BATCH], np.int32))
-        return len(y), *_evaluate_batch(model, model_weights, x, y)
+        return len(y), *evaluate_batch(model_weights, x, y)
 
     correct = loss = count = 0.0
     starts = iter(range(0, len(examples), _BATCH))
@@ -48,11 +52,17 @@ def evaluate(
     return (float(correct) / count, float(loss) / count) if count else (math.nan, math.nan)
 
 
-@tf.function(reduce_retracing=True)
-def _evaluate_batch(model, model_weights, x, y):
-    logits = model.predict_on_batch(model_weights, x, training=False)
-    hits = tf.equal(tf.argmax(logits, axis=-1, output_type=y.dtype), y)
-    return tf.reduce_sum(tf.cast(hits, tf.float32)), model.loss(output=logits, label=y)
+@functools.lru_cache(maxsize=4)
+def _batch_function(model, weight_specs, image_spec):
+    """(weights, x, y) -> (hits, mean loss), traced once for batches of all sizes."""
+
+    @tf.function(input_signature=(weight_specs, image_spec, tf.TensorSpec([None], tf.int32)))
+    def evaluate_batch(model_weights, x, y):
+        logits = model.predict_on_batch(model_weights, x, training=False)
+        hits = tf.equal(tf.argmax(logits, axis=-1, output_type=y.dtype), y)
+        return tf.reduce_sum(tf.cast(hits, tf.float32)), model.loss(output=logits, label=y)
+
+    return evaluate_batch
 
 
 NOT_EVALUATED = dict.fromkeys(
