@@ -1,13 +1,14 @@
 """One's own data as source and clients: what it brings stays, what it lacks is made."""
 
-import multiprocessing
+import subprocess
+import sys
 import zipfile
 
 import numpy as np
 import pytest
 from own_images import arrays, image, save
 
-from tff_fedlabel.datasets import _image_cache, federated, own_data, partition, sources
+from tff_fedlabel.datasets import federated, own_data, partition, sources
 
 CHOICES = {"num_clients": 4, "alpha": 1.0, "labeled_fraction": 0.25}
 
@@ -252,31 +253,27 @@ def test_clients_and_fingerprint_do_not_copy_the_images(saved, load):
     assert len(prints) == 3
 
 
-def _read_in_a_process(folder, cache):
-    own_data.open_source(folder).images.read(None, cache)
+READ = """
+import sys, time
+from tff_fedlabel.datasets import _image_cache, own_data
+write = _image_cache.ImageCache.write
+def slowly(*args):
+    time.sleep(1)
+    print("written", flush=True)
+    return write(*args)
+_image_cache.ImageCache.write = slowly
+images, _ = own_data.open_source(sys.argv[1]).images.read(None, sys.argv[2])
+print(images.shape)
+"""
 
 
-def test_two_processes_read_once(tmp_path, monkeypatch):
+def test_two_processes_read_once(tmp_path):
     """The second waits for the first, and then finds what that wrote."""
     for number in range(20):
         save(tmp_path / "data" / "ab"[number % 2] / f"{number}.png", image(number))
-    log = tmp_path / "log"
-    write = _image_cache.ImageCache.write
-
-    def logged(*args):
-        with open(log, "a") as file:
-            file.write("written\n")
-        return write(*args)
-
-    monkeypatch.setattr(_image_cache.ImageCache, "write", logged)
-    fork = multiprocessing.get_context("fork")
-    args = (tmp_path / "data", str(tmp_path / "cache"))
-    processes = [fork.Process(target=_read_in_a_process, args=args) for _ in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(60)
-        assert process.exitcode == 0
-    assert log.read_text() == "written\n"
+    command = [sys.executable, "-c", READ, str(tmp_path / "data"), str(tmp_path / "cache")]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    lines = [line for process in both for line in process.communicate(timeout=100)[0].splitlines()]
+    assert sorted(lines) == ["(20, 10, 10, 3)", "(20, 10, 10, 3)", "written"]
     (kept,) = (tmp_path / "cache").iterdir()
     assert np.load(kept).shape == (20, 10, 10, 3)

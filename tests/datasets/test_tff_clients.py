@@ -134,9 +134,7 @@ def test_what_tff_builds_on_it(data):
     with pytest.raises(ValueError, match="part 'some' is unknown"):
         data.to_client_data("some")
 
-    @tff.tensorflow.computation(
-        tff.SequenceType(tff.tensorflow.to_type(out.element_type_structure))
-    )
+    @tff.tensorflow.computation(out.dataset_computation.type_signature.result)
     def count(dataset):
         return dataset.reduce(0, lambda n, _: n + 1)
 

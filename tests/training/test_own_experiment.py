@@ -1,4 +1,4 @@
-"""Experiments from one's own parts, and runs on one's own data, from Python and the command line."""
+"""Experiments from one's own parts, and runs on one's own data from the command line."""
 
 import dataclasses
 import json
@@ -56,6 +56,7 @@ def own():
         "fedlabel",
         name="mine",
         threshold=0.4,
+        strong_augment="none",  # Which takes long to compile.
         client_optimizer=tff.learning.optimizers.build_adam(0.01),
         lr_schedule="inverse_sqrt",
         validation=sources.Examples(X[40:45], Y[40:45]),
@@ -78,7 +79,7 @@ def test_own_parts_make_a_run_that_resumes(own, tmp_path):
     assert config["weights"] == ["float32 [64, 3]", "float32 [3]"]
     assert config["client_optimizer"]["learning_rate"] == config["lr"] == pytest.approx(0.01)
     assert config["threshold"] == 0.4
-    assert config["strong_augment"] == {"type": "RandAugment", "num_ops": 1, "magnitude": 10.0}
+    assert config["strong_augment"] is None
     assert (config["rounds"], config["num_clients"], config["labeled_fraction"]) == (4, 4, 0.65)
     summary = summary_of(tmp_path / "half")
     assert (summary["task"], summary["algorithm"], summary["model"]) == (
@@ -98,6 +99,17 @@ def test_own_parts_make_a_run_that_resumes(own, tmp_path):
     assert "kept_fraction" in table and "pseudo_label_accuracy" not in table
 
 
+@pytest.fixture
+def unbuilt(monkeypatch):
+    """Experiments without a process, for what is checked before anything is computed."""
+    from tff_fedlabel.training import experiment as experiments
+
+    def assemble(*parts, **_):
+        return experiments.Experiment(*parts, None)
+
+    monkeypatch.setattr(experiments, "assemble", assemble)
+
+
 @pytest.mark.parametrize(
     "changed,words",
     [
@@ -107,13 +119,8 @@ def test_own_parts_make_a_run_that_resumes(own, tmp_path):
         ({"model": "cnn", "width": 1}, ["weights is", "model is"]),
     ],
 )
-def test_run_of_other_parts_is_not_continued(own, tmp_path, changed, words, monkeypatch):
-    """Built without a process: the configuration is compared before anything is computed."""
-    from tff_fedlabel.training import experiment as experiments
-
-    monkeypatch.setattr(
-        experiments, "assemble", lambda *parts, **_: experiments.Experiment(*parts, None)
-    )
+@pytest.mark.usefixtures("unbuilt")
+def test_run_of_other_parts_is_not_continued(own, tmp_path, changed, words):
     choices = own.config.choices()
     (tmp_path / "config.json").write_text(json.dumps({**choices, "alpha": "inf"}))
     other = make(
@@ -121,6 +128,7 @@ def test_run_of_other_parts_is_not_continued(own, tmp_path, changed, words, monk
             "method": "fedlabel",
             "name": "mine",
             "threshold": 0.4,
+            "strong_augment": "none",
             "client_optimizer": tff.learning.optimizers.build_adam(0.01),
             "lr_schedule": "inverse_sqrt",
             "rounds": 4,
@@ -161,14 +169,18 @@ def test_any_method_without_evaluation_images(tmp_path):
     assert on_disk["test_accuracy"] is on_disk["validation_accuracy"] is None
 
 
+@pytest.mark.usefixtures("unbuilt")
 def test_config_object_is_taken_as_it_is():
     config = tff_fedlabel.FedLabelConfig(strong_augment=None, seed=7)
     experiment = make("fedlabel", config=config)
     assert experiment.config.algorithm_config() is config
     assert experiment.config.choices()["method_seed"] == 7
+    assert experiment.config.choices()["strong_augment"] is None
     default = training.make_experiment(own_clients(), build_keras, seed=5).config
     assert default.algorithm_config().strong_augment == augmentation.RandAugment.single()
     assert default.algorithm_config().seed == default.seed == 5
+    named = {"type": "RandAugment", "num_ops": 1, "magnitude": 10.0}
+    assert default.choices()["strong_augment"] == named
 
 
 SGD = tff.learning.optimizers.build_sgdm(0.1)
@@ -243,7 +255,7 @@ def test_what_can_be_registered(tmp_path):
     assert config.source == str(tmp_path / "data.npz") and config.num_clients == 20
     tasks.register("mine", tasks.OWN_DATA, source=lambda: {"x": X, "y": Y, "client_ids": OWNERS})
     assert training.make_config("mine").num_clients == 4  # Replaced.
-    tasks.register("small_digits", dataclasses.replace(tasks.TASKS["digits"], num_clients=3))
+    tasks.register("small_digits", dataclasses.replace(tasks.TASKS["digits"], num_clients=30))
     assert training.make_config("small_digits").source == "digits"
     for name, task, source, words in (
         ("digits", tasks.OWN_DATA, None, "built-in task named digits"),
@@ -284,9 +296,17 @@ def test_own_file_from_the_command_line(npz, tmp_path, main, capfd, monkeypatch)
     resume = ["--resume", "--output_dir", str(run), "--data_dir", str(tmp_path / "kept")]
     assert main(*resume, "--rounds", "3") == 0
     assert summary_of(run)["rounds"] == 3
-    np.savez(npz, x=X[..., 0], y=2 - Y, client_ids=OWNERS, labeled=np.arange(60) % 3 > 0)
+    moved = tmp_path / "elsewhere" / npz.name
+    moved.parent.mkdir()
+    npz.rename(moved)
+    assert main(*resume) == 2
+    assert "no folder or .npz file" in capfd.readouterr().err
+    assert main(*resume, "--task", str(moved), "--rounds", "4") == 0
+    config = json.loads((run / "config.json").read_text())
+    assert config["task"] == config["source"] == str(moved)
+    np.savez(moved, x=X[..., 0], y=2 - Y, client_ids=OWNERS, labeled=np.arange(60) % 3 > 0)
     capfd.readouterr()
-    assert main(*resume, "--rounds", "4") == 2
+    assert main(*resume, "--rounds", "5") == 2
     assert "started with different data" in capfd.readouterr().err
 
 

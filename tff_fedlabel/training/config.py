@@ -219,6 +219,7 @@ def make_config(task: str, algorithm: str = "fedlabel", **choices: Any) -> RunCo
             raise ValueError(f"unknown choice {name!r}{_validation.nearest(name, known)}.")
         parameters[name] = given.pop(name)
     if own_source(defaults["source"]) is not None:
+        given.pop("source", None)  # The task decides it; its data may have been moved.
         defaults.update(_facts(defaults, given))
     return RunConfig(task=task, algorithm=algorithm, **{**defaults, **given}, parameters=parameters)
 

@@ -23,6 +23,8 @@ from tff_fedlabel.training.config import RunConfig
 
 # Fields in which a resumed run may differ from what is on disk: it may go on for longer.
 _MAY_DIFFER = ("rounds",)
+# Fields that may be paths of one's own data, which may be moved.
+_PATHS = ("task", "source")
 # Schedules of the learning rate that depend on the number of rounds.
 _SCHEDULES_OVER_ALL_ROUNDS = ("cosine", "step")
 # What config.json holds besides the choices of a `RunConfig`.
@@ -164,7 +166,9 @@ class RunDirectory:
         differing = [
             f"{name} is {there.get(name)!r} there and {wanted.get(name)!r} here"
             for name in dict.fromkeys([*wanted, *there])
-            if json_number(there.get(name)) != wanted.get(name) and name not in may_differ
+            if json_number(there.get(name)) != wanted.get(name)
+            and name not in may_differ
+            and not _is_moved(name, there.get(name), wanted.get(name))
         ]
         if differing:
             raise RunDirectoryError(
@@ -178,7 +182,11 @@ class RunDirectory:
         there = config.get("data")
         if there is None:  # A new run, or one from before this was recorded.
             self._write_json("config.json", {**config, "data": fingerprint})
-        elif there != fingerprint:
+        elif there == fingerprint:
+            paths = {name: getattr(self.config, name) for name in _PATHS}
+            if any(config[name] != path for name, path in paths.items()):  # It was moved.
+                self._write_json("config.json", {**config, **paths})
+        else:
             raise RunDirectoryError(
                 f"the run in {self.path} was started with different data; pass its original "
                 "--data_dir, or choose another --output_dir."
@@ -355,6 +363,16 @@ def _stored_config(path: str | os.PathLike) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise RunDirectoryError(f"{path}/config.json cannot be read: it does not hold choices.")
     return config
+
+
+def _is_moved(name: str, there: Any, here: Any) -> bool:
+    """Whether both are the path of one's own data, in different folders.
+
+    `check_data` compares what is in it.
+    """
+    if name not in _PATHS or not all(isinstance(p, str) and os.sep in p for p in (there, here)):
+        return False
+    return os.path.basename(there) == os.path.basename(here)
 
 
 def json_number(value):
