@@ -152,7 +152,7 @@ def test_other_data_is_not_continued_nor_is_a_run_of_parts_from_the_command_line
         training.run(own, tmp_path, resume=True)
     assert main("--resume", "--output_dir", str(tmp_path)) == 2
     assert "training.run(experiment, ..., resume=True)" in capfd.readouterr().err
-    with pytest.raises(training.ConfigError, match="the experiment itself"):
+    with pytest.raises(training.ConfigError, match="pass the experiment, not its config"):
         training.run(own.config, tmp_path / "other")
 
 

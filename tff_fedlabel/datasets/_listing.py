@@ -31,8 +31,12 @@ class ImageSizes:
 class Images(Protocol):
     """The pixels of a `Listing`, not yet read."""
 
-    def read(self, image_size: int | None, folder: str | None) -> tuple[np.ndarray, ImageSizes]:
+    def read(
+        self, image_size: int | None, folder: str | None
+    ) -> tuple[np.ndarray, ImageSizes | None]:
         """uint8 [n, height, width, channels], rows as in the listing, and the sizes before.
+
+        The sizes are None where that is no longer known: the images were read in an earlier run.
 
         Args:
           image_size: height and width in pixels; None leaves the images as they are.

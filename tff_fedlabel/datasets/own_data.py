@@ -114,9 +114,12 @@ def load(
     """Reads the images, and makes what the data does not bring.
 
     Args:
-      source, name: as in `open_source`.
-      num_clients, alpha, scheme: as in `partition.partition`, for data without clients. Images
-        without label, which no class can be said of, are dealt out evenly.
+      source: as in `open_source`.
+      name: as in `open_source`.
+      num_clients: as in `partition.partition`, for data without clients. Images without label, of
+        which no class can be said, are dealt out evenly.
+      alpha: as in `partition.partition`.
+      scheme: as in `partition.partition`.
       labeled_fraction: as in `federated.from_source`, for data whose images all have a label.
       seed: in [0, 2**31).
       image_size: side in pixels to resize to; None leaves images of one size as they are.

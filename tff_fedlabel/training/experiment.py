@@ -162,6 +162,8 @@ def assemble(
 
 
 def _load(config, data_dir) -> tuple[sources.Source, federated.FederatedData]:
+    if config.source == configuration.OWN_PARTS:
+        raise ValueError("no name stands for one's own parts: pass the experiment, not its config.")
     own = configuration.own_source(config.source)
     if own is not None:
         return own_data.load(

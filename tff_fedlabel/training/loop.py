@@ -33,7 +33,7 @@ from tff_fedlabel import runtime as runtimes
 from tff_fedlabel.datasets import federated, sources
 from tff_fedlabel.training import experiment as experiments
 from tff_fedlabel.training.checkpoints import Checkpoints
-from tff_fedlabel.training.config import OWN_PARTS, RunConfig, lr_factor
+from tff_fedlabel.training.config import RunConfig, lr_factor
 from tff_fedlabel.training.evaluation import NOT_EVALUATED, evaluations
 from tff_fedlabel.training.interrupt import Interrupt, Interrupted
 from tff_fedlabel.training.run_directory import (
@@ -143,8 +143,6 @@ def _build(config, experiment, data_dir, directory, interrupt) -> experiments.Ex
     try:
         with interrupt.allowed():
             if experiment is None:
-                if config.source == OWN_PARTS:
-                    raise ValueError("run needs the experiment itself, not its config.")
                 experiment = experiments.build(config, data_dir)
             directory.check_data(experiment.fingerprint())
         if experiment.source.note:
