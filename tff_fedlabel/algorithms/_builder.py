@@ -84,8 +84,14 @@ _DOCSTRING = """Builds the method `{name}` as a learning process.
       model_aggregator: Any weighted factory of `tff.aggregators`; by default the weighted mean. An
         unweighted one wrapped by `tff.aggregators.as_weighted_aggregator` ignores weights, so
         clients of weight 0 still count in its denominator. Not allowed if the method has its own
-        aggregation.
-      metrics_aggregator: As in TFF; `tff.learning.metrics.sum_then_finalize` by default.
+        aggregation. With a secure one (all its aggregations are secure sums, as in
+        `tff.learning.secure_aggregator`) everything that clients send is summed securely: whether
+        their weight is above 0, and by default their metrics. Methods with state at the server or
+        memory of clients do not allow that.
+      metrics_aggregator: As in TFF; `tff.learning.metrics.sum_then_finalize` by default. With a
+        secure `model_aggregator`, by default `secure_sum_then_finalize`: a client's unfinalized
+        metrics are clipped to [-2**20, 2**20] and rounded to steps of 2**-11, and
+        `secure_sum_measurements` counts the clients that were clipped.
       loop_implementation: `DATASET_ITERATOR` was faster on CPUs.
       diagnose: For simulations: unlabelled elements are `OrderedDict(x=, y=)` and methods that
         assign labels add `pseudo_label_accuracy`. The y cannot change the update.

@@ -70,7 +70,8 @@ def _check_aggregator(method, aggregator) -> None:
         return
     if method.aggregate is not None:
         raise ValueError(
-            f"model_aggregator must be left out: {method.name} has its own aggregation."
+            f"model_aggregator must be left out: {method.name} has its own aggregation, which sees "
+            "each client's update."
         )
     _validation.check_type(
         "model_aggregator",

@@ -3,6 +3,8 @@
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_fedlabel.algorithms import _secure
+
 # This many weighted client updates, each of the largest allowed size, add up without overflow.
 _MOST_CLIENTS = 2.0**20
 
@@ -48,51 +50,43 @@ def all_finite(structure) -> tf.Tensor:
     return finite
 
 
-class EmptyCohortGuard(tff.aggregators.WeightedAggregationFactory):
-    """Makes any weighted factory safe for a cohort whose weights sum to 0.
+def guard_empty_cohorts(
+    inner: tff.templates.AggregationProcess, secure: bool
+) -> tff.templates.AggregationProcess:
+    """Makes any weighted aggregation safe for a cohort whose weights sum to 0.
 
     For such a cohort the result is NaN, on which the finalizer keeps the weights and its optimizer
-    state, and the inner aggregator keeps its state. The server sees the sum of the weights in the
-    clear, even with a secure aggregator.
+    state, and the inner aggregation keeps its state.
 
     Args:
-      inner: The factory.
+      inner: The aggregation.
+      secure: Whether the server may see only how many clients have a weight above 0, by a secure
+        sum; otherwise it sees the sum of the weights in the clear.
     """
+    state_type, value_type, weight_type = inner.next.type_signature.parameter
+    result_type = inner.next.type_signature.result.result.member
+    old_if_empty = keep_if_empty(state_type.member)
 
-    def __init__(self, inner: tff.aggregators.WeightedAggregationFactory):
-        self._inner = inner
-
-    def create(self, value_type, weight_type):
-        inner = self._inner.create(value_type, weight_type)
-        state_type = inner.initialize.type_signature.result.member
-        result_type = inner.next.type_signature.result.result.member
-        total_type = tff.TensorType(tf.float32.as_numpy_dtype)
-        old_if_empty = keep_if_empty(state_type)
-
-        @tff.tensorflow.computation(total_type, result_type)
-        def nan_if_empty(total, result):
-            return tf.nest.map_structure(
-                lambda r: tf.where(total > 0, r, tf.constant(float("nan"), r.dtype)), result
-            )
-
-        @tff.federated_computation(
-            inner.initialize.type_signature.result,
-            tff.FederatedType(value_type, tff.CLIENTS),
-            tff.FederatedType(weight_type, tff.CLIENTS),
+    @tff.tensorflow.computation(tff.TensorType(tf.float32.as_numpy_dtype), result_type)
+    def nan_if_empty(total, result):
+        return tf.nest.map_structure(
+            lambda r: tf.where(total > 0, r, tf.constant(float("nan"), r.dtype)), result
         )
-        def next_fn(state, value, weight):
-            total = tff.federated_sum(weight)
-            output = inner.next(state, value, weight)
-            new_state = output.state
-            if old_if_empty is not None:
-                new_state = tff.federated_map(old_if_empty, (total, output.state, state))
-            return tff.templates.MeasuredProcessOutput(
-                new_state,
-                tff.federated_map(nan_if_empty, (total, output.result)),
-                output.measurements,
-            )
 
-        return tff.templates.AggregationProcess(inner.initialize, next_fn)
+    @tff.federated_computation(state_type, value_type, weight_type)
+    def next_fn(state, value, weight):
+        total = _secure.count_contributors(weight) if secure else tff.federated_sum(weight)
+        output = inner.next(state, value, weight)
+        new_state = output.state
+        if old_if_empty is not None:
+            new_state = tff.federated_map(old_if_empty, (total, output.state, state))
+        return tff.templates.MeasuredProcessOutput(
+            new_state,
+            tff.federated_map(nan_if_empty, (total, output.result)),
+            output.measurements,
+        )
+
+    return tff.templates.AggregationProcess(inner.initialize, next_fn)
 
 
 def keep_if_empty(state_type: tff.Type) -> tff.Computation | None:

@@ -11,7 +11,13 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_fedlabel.algorithms import _builder_arguments, _guards, _method, _stacking
+from tff_fedlabel.algorithms import (
+    _builder_arguments,
+    _guards,
+    _method,
+    _secure,
+    _stacking,
+)
 
 _FLOAT = tff.TensorType(tf.float32.as_numpy_dtype)
 
@@ -41,18 +47,25 @@ def build_learning_process(
         model_distributor = tff.learning.templates.build_broadcast_process(weights_type)
     if server_optimizer is None:
         server_optimizer = tff.learning.optimizers.build_sgdm(learning_rate=1.0)
+    aggregation, secure = None, False
+    if method.aggregate is None:
+        if model_aggregator is None:
+            model_aggregator = tff.aggregators.MeanFactory(no_nan_division=True)
+        aggregation = model_aggregator.create(weights_type.trainable, _FLOAT)
+        secure = _secure.is_secure(aggregation.next)
+        if secure:
+            _secure.check_method(method)
     if metrics_aggregator is None:
-        metrics_aggregator = tff.learning.metrics.sum_then_finalize
-    if method.aggregate is not None:
-        model_aggregator = _own_aggregation(method, setup)
-    elif model_aggregator is None:
-        model_aggregator = tff.aggregators.MeanFactory(no_nan_division=True)
-
+        metrics_aggregator = (
+            _secure.sum_metrics if secure else tff.learning.metrics.sum_then_finalize
+        )
     client_work = _build_client_work(
         method, setup, weights_type, client_weighting, metrics_aggregator
     )
-    result_type = client_work.next.type_signature.result.result.member
-    aggregator = _guards.EmptyCohortGuard(model_aggregator).create(result_type.update, _FLOAT)
+    if method.aggregate is not None:
+        sent_type = client_work.next.type_signature.result.result.member.update
+        aggregation = _own_aggregation(method, setup).create(sent_type, _FLOAT)
+    aggregator = _guards.guard_empty_cohorts(aggregation, secure)
     # The finalizer keeps weights and optimizer state when the aggregate is not finite; that is how
     # the guard above signals that no client contributed.
     finalizer = tff.learning.templates.build_apply_optimizer_finalizer(
@@ -227,16 +240,19 @@ def _client_result(method, weighting, output: _method.ClientOutput, remembered):
         update_weight = tf.cast(num_examples > 0, tf.float32)
     else:
         update_weight = num_examples
-    more = collections.OrderedDict(
-        images_used=(num_examples,), rejected_clients=(1.0 - tf.cast(finite, tf.float32),)
+    # Lists, since TFF's secure sum of metrics takes no tuples.
+    totals = collections.OrderedDict(
+        (name, list(values)) for name, values in if_finite(output.metrics).items()
     )
+    totals["images_used"] = [num_examples]
+    totals["rejected_clients"] = [1.0 - tf.cast(finite, tf.float32)]
     result = collections.OrderedDict(
         result=tff.learning.templates.ClientResult(
             update if method.aggregate is None else (update, sent), update_weight
         ),
         metrics=collections.OrderedDict(
             model=if_finite(output.model_metrics),
-            method=collections.OrderedDict([*if_finite(output.metrics).items(), *more.items()]),
+            method=totals,
         ),
     )
     if method.server_state is not None:

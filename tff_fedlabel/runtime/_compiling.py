@@ -15,6 +15,7 @@ import tensorflow_federated as tff
 
 from tff_fedlabel.runtime._graphs import Graph
 from tff_fedlabel.runtime._runtime_errors import UnsupportedComputationError
+from tff_fedlabel.runtime._secure_sums import SecureSums
 from tff_fedlabel.runtime._tff_types import clients_of, has_clients, is_at, is_client_list, leaves
 
 
@@ -34,7 +35,10 @@ class RoundPlan:
       prepare: S -> C    work: (D, C) -> U    zero: () -> A    accumulate: (A, U) -> A
       report: A -> R     update: (S, R) -> results
 
+    With secure sums, U ends with their summands and R with the sums.
+
     Attributes:
+      secure_sums: Sums up the summands.
       server_type: S, without placement.
       client_type: D, without placement.
       split: Splits the argument: argument -> (value of S, sequence of values of D).
@@ -47,14 +51,21 @@ class RoundPlan:
     accumulate: Graph
     report: Graph
     update: Graph
+    secure_sums: SecureSums
     server_type: tff.Type
     client_type: tff.Type
     split: object
     skip: int
 
 
-def compile_computation(comp: tff.framework.ConcreteComputation) -> LocalPlan | RoundPlan:
+def compile_computation(
+    comp: tff.framework.ConcreteComputation, simulate_secure_aggregation: bool
+) -> LocalPlan | RoundPlan:
     """Compiles a computation.
+
+    Args:
+      comp: The computation.
+      simulate_secure_aggregation: Whether it may use secure sums; see `_secure_sums`.
 
     Raises:
       UnsupportedComputationError: It uses something that this runtime cannot do.
@@ -67,7 +78,7 @@ def compile_computation(comp: tff.framework.ConcreteComputation) -> LocalPlan | 
             "the device runtime runs only TensorFlow, and this is a JAX computation"
         )
     tree = comp.to_building_block()
-    _refuse_intrinsics(tree)
+    _refuse_intrinsics(tree, simulate_secure_aggregation)
     try:
         if has_clients(comp.type_signature) or _uses_clients(tree):
             return _compile_round(comp)
@@ -96,7 +107,7 @@ def _graph_options() -> tf.compat.v1.ConfigProto:
 _SECURE = ("federated_secure_sum", "federated_secure_sum_bitwidth", "federated_secure_modular_sum")
 
 
-def _refuse_intrinsics(tree) -> None:
+def _refuse_intrinsics(tree, simulate_secure_aggregation: bool) -> None:
     found = set()
 
     def visit(block):
@@ -105,13 +116,17 @@ def _refuse_intrinsics(tree) -> None:
         return block, False
 
     tff.framework.transform_postorder(tree, visit)
-    for uri in (*_SECURE, "federated_select", "federated_secure_select"):
+    refused = ("federated_select", "federated_secure_select")
+    if not simulate_secure_aggregation:
+        refused = (*_SECURE, *refused)
+    for uri in refused:
         if uri in found:
             raise UnsupportedComputationError(
                 f"the device runtime cannot run {uri}: "
                 + (
-                    "a secure sum is meaningless in one process; use an aggregator without secure "
-                    "aggregation"
+                    "one process has no secure aggregation; its arithmetic is simulated with "
+                    'runtime.use("device", simulate_secure_aggregation=True), on the command line '
+                    "--simulate_secure_aggregation"
                     if uri in _SECURE
                     else 'TFF\'s map-reduce form does not support it; use runtime.use("local")'
                 )
@@ -154,6 +169,13 @@ def _compile_round(comp) -> RoundPlan:
         accumulate=graph(form.accumulate),
         report=graph(form.report),
         update=graph(form.update),
+        secure_sums=SecureSums(
+            plain=len(leaves(form.work.type_signature.result[0])),
+            types=tuple(leaves(form.work.type_signature.result[i]) for i in (1, 2, 3)),
+            bitwidth=graph(form.secure_sum_bitwidth),
+            max_input=graph(form.secure_sum_max_input),
+            modulus=graph(form.secure_modular_sum_modulus),
+        ),
         server_type=server,
         client_type=clients,
         split=split,

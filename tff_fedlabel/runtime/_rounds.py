@@ -86,10 +86,12 @@ class Rounds:
         state = flatten(server, plan.server_type, self._datasets.as_given)
         context = plan.prepare(state, call)
         total = plan.zero([], call)
+        secure = plan.secure_sums.start(call)
         with contextlib.closing(self._updates(plan, clients, context, call)) as updates:
-            for update in updates:
-                total = plan.accumulate(total + update, call)
-        return plan.update(state + plan.report(total, call), call)[plan.skip :]
+            for number, update in enumerate(updates):
+                total = plan.accumulate(total + secure.add(number, update), call)
+        sums = plan.report(total, call) + secure.results()
+        return plan.update(state + sums, call)[plan.skip :]
 
     def _updates(self, plan, clients, context, call) -> Iterator[list[tf.Tensor]]:
         """The clients' updates in the clients' order, with a bounded number in flight."""

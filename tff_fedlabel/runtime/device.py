@@ -56,6 +56,10 @@ class Options(_option_checks.CheckedOptions):
         computed on the CPU; `_determinism` has the list.
       require_gpu: Raise `DeviceError` if no GPU is visible, or if none of the clients' operations
         ran on one.
+      simulate_secure_aggregation: Compute TFF's secure sums as sums of integers with the ranges,
+        moduli and failures of the real ones, to see what an aggregator's clipping and quantization
+        cost. Nothing is hidden: there is no cryptography, and this process sees the values of each
+        client. Otherwise secure sums are refused. `_secure_sums` says what is simulated.
 
     Raises:
       ValueError: A bad value.
@@ -64,6 +68,7 @@ class Options(_option_checks.CheckedOptions):
     max_concurrent_clients: int | None = option(or_none(_option_checks.integer(1)), None)
     deterministic: bool = option(_option_checks.flag, False)
     require_gpu: bool = option(_option_checks.flag, False)
+    simulate_secure_aggregation: bool = option(_option_checks.flag, False)
 
 
 @contextlib.contextmanager
@@ -98,7 +103,9 @@ def start(**options) -> Iterator[DeviceRuntime]:
             tf.config.experimental.set_memory_growth(gpu, True)
     if chosen.deterministic:
         tf.config.experimental.enable_op_determinism()
-    runtime = DeviceRuntime(chosen.max_concurrent_clients, chosen.require_gpu)
+    runtime = DeviceRuntime(
+        chosen.max_concurrent_clients, chosen.require_gpu, chosen.simulate_secure_aggregation
+    )
     try:
         yield runtime
     finally:
@@ -156,13 +163,16 @@ class DeviceRuntime:
 
     processes: tuple[int, ...] = ()
 
-    def __init__(self, max_concurrent_clients: int | None, require_gpu: bool):
+    def __init__(
+        self, max_concurrent_clients: int | None, require_gpu: bool, simulates_secure: bool
+    ):
         devices = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
         self.placement: collections.Counter | None = None
         self.operations: collections.Counter | None = None
         self._on_gpu = devices[0].device_type == "GPU"
         self._measures = self._on_gpu
         self._require_gpu = require_gpu
+        self._simulates_secure = simulates_secure
         default = 2 * len(devices) if self._on_gpu else _cores()
         in_flight = max_concurrent_clients or max(default, len(devices))
         self._rounds = Rounds(
@@ -249,7 +259,7 @@ class DeviceRuntime:
             with self._compiling:
                 plan = self._known_plan(comp)
                 if plan is None:
-                    plan = compile_computation(comp)
+                    plan = compile_computation(comp, self._simulates_secure)
                     if self._on_gpu and _private_tensorflow.op_determinism_is_enabled():
                         _keep_refused_on_cpu(plan)
                     forget = functools.partial(self._plans.pop, id(comp), None)
