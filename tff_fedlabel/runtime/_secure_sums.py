@@ -101,13 +101,16 @@ class _Sum:
     def __init__(self, intrinsic: str, bound: int, type_spec: tff.TensorType):
         self._intrinsic = intrinsic
         self._modulus = bound if intrinsic == _MODULUS else None
-        least, limit = {_BITWIDTH: (1, _MOST_BITS), _MAX_INPUT: (0, None), _MODULUS: (1, None)}[
-            intrinsic
-        ]
-        if bound < least or (limit is not None and bound > limit):
-            wanted = f"of {least} or more" if limit is None else f"in [{least}, {limit}]"
-            raise ComputationError(f"{intrinsic} needs a bound {wanted}, got {bound}")
-        self._most = {_BITWIDTH: 2**bound - 1, _MAX_INPUT: bound, _MODULUS: bound - 1}[intrinsic]
+        least = 0 if intrinsic == _MAX_INPUT else 1
+        if bound < least or (intrinsic == _BITWIDTH and bound > _MOST_BITS):
+            limit = (
+                f"in [{least}, {_MOST_BITS}]" if intrinsic == _BITWIDTH else f"of {least} or more"
+            )
+            raise ComputationError(f"{intrinsic} needs a bound {limit}, got {bound}")
+        if intrinsic == _BITWIDTH:
+            self._most = 2**bound - 1
+        else:
+            self._most = bound if intrinsic == _MAX_INPUT else bound - 1
         self._dtype = np.dtype(type_spec.dtype)
         # int64 or uint64. A dimension that is not known is that of the first client.
         self._total = np.zeros([size or 0 for size in type_spec.shape], f"{self._dtype.kind}8")
