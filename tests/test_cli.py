@@ -57,6 +57,7 @@ def test_flags_that_do_not_parse_or_go_together(flags, words, tmp_path):
         (["--runtime", "locale"], ["did you mean local"]),
         (["--runtime", "locale", "--require_gpu"], ["--require_gpu needs --runtime device"]),
         (["--runtime", "local", "--max_concurrent_clients", "2"], ["device, not local"]),
+        (["--runtime", "local", "--simulate_secure_aggregation"], ["device, not local"]),
         (["--runtime", "local", "--workers", "a:1"], ["--workers needs --runtime workers"]),
         (["--workers", "a:1"], ["--workers needs --runtime workers, not auto"]),
         (["--runtime", "workers"], ["needs --workers host:port"]),
@@ -95,6 +96,11 @@ def calls(monkeypatch):
         (["--runtime", "local"], None, ("local", {})),
         (["--runtime", "device"], None, ("device", {})),
         (["--deterministic"], None, ("device", {"deterministic": True})),
+        (
+            ["--simulate_secure_aggregation"],
+            None,
+            ("device", {"simulate_secure_aggregation": True}),
+        ),
         (
             ["--require_gpu", "--max_concurrent_clients", "3"],
             None,

@@ -26,6 +26,7 @@ _RUNTIME_FLAGS = {
     "max_concurrent_clients": ("device", "max_concurrent_clients"),
     "deterministic": ("device", "deterministic"),
     "require_gpu": ("device", "require_gpu"),
+    "simulate_secure_aggregation": ("device", "simulate_secure_aggregation"),
     "workers": ("workers", "addresses"),
 }
 
@@ -67,6 +68,9 @@ def define_flags() -> None:
     flags.DEFINE_integer("max_concurrent_clients", None, "device: clients computed at once")
     flags.DEFINE_bool("deterministic", False, "device: the same weights each time, on a GPU too")
     flags.DEFINE_bool("require_gpu", False, "device: fail where no GPU is visible")
+    flags.DEFINE_bool(
+        "simulate_secure_aggregation", False, "device: compute secure sums, without cryptography"
+    )
     flags.DEFINE_bool("resume", False, "continue the run in --output_dir")
     flags.DEFINE_integer("checkpoint_every", 1, "rounds between checkpoints")
     flags.DEFINE_bool("verbose", False, "show TensorFlow's log and the traceback of a failure")

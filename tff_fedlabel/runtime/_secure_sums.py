@@ -125,7 +125,8 @@ class _Sum:
                     f"{self._intrinsic}, which takes values from 0 to {self._most}; clip them first"
                 )
         value = value.astype(self._total.dtype)
-        total = value if self._is_empty else self._total + value
+        with np.errstate(over="ignore"):  # NumPy warns of a scalar only
+            total = value if self._is_empty else self._total + value
         # Both are 0 or more: a sum that wrapped around is smaller than each of them.
         if (total < value).any():
             self._raise_overflow()
