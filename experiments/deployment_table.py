@@ -170,7 +170,8 @@ def table() -> str:
 
 made it: what the process of each method, on a linear model, compiles to (MapReduceForm,
 DistributeAggregateForm) and for which runtimes, and with which of TFF's recommended aggregators
-three rounds in the device runtime move the weights and leave them finite. Secure sums are simulated.
+three rounds in the device runtime, which simulates secure sums, move the weights and leave them
+finite.
 
 {rows}
 """
