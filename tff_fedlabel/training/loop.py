@@ -356,7 +356,9 @@ class _Best:
 
 def _round_metrics(metrics, seconds: float) -> dict[str, float]:
     train = metrics["client_work"]["train"]
-    values = {name: float(np.asarray(value)) for name, value in train.items()}
+    # A secure sum of metrics adds a structure: how many clients were clipped.
+    numbers = {n: v for n, v in train.items() if n != "secure_sum_measurements"}
+    values = {name: float(np.asarray(value)) for name, value in numbers.items()}
     # The model's own metrics are over the labelled batches; `labeled_loss` is its `loss`.
     values["labeled_accuracy"] = values.pop("accuracy", math.nan)
     for duplicate in ("loss", "num_examples"):
