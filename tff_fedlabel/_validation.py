@@ -48,6 +48,25 @@ def check_int(
     return int(value)
 
 
+# Images that a client can be given in a round: their row numbers alone take 128 MB.
+_MOST_IMAGES = 2**24
+
+
+def check_images_per_round(name: str, steps: int, batch_size: int) -> None:
+    """Raises `ValueError` for more images than a client could ever use in one round.
+
+    Args:
+      name: What the number of steps is called.
+      steps: Batches of a client in a round.
+      batch_size: Images in a batch.
+    """
+    if steps * batch_size > _MOST_IMAGES:
+        raise ValueError(
+            f"{name} x batch_size is {steps} x {batch_size}; a client can be given at most "
+            f"{_MOST_IMAGES} images a round."
+        )
+
+
 def check_seed(seed: Any, name: str = "seed") -> int:
     """Returns a seed, an int in [0, 2**31)."""
     return check_int(name, seed, 0, 2**31)

@@ -297,6 +297,27 @@ def test_from_arrays_refuses(case):
 def test_label_names_must_fit():
     with pytest.raises(ValueError, match="^label_names must have one name for each of 5"):
         _data(num_classes=5, label_names=["a", "b"])
+    for names in ("abcde", 5, iter("abcde")):
+        with pytest.raises(WrongTypeError, match="^label_names must be a list with one name"):
+            _data(label_names=names)
+    for names in ([], list("abcda")):
+        with pytest.raises(ValueError, match="^label_names must be different names"):
+            _data(label_names=names)
+    assert _data(label_names=np.array(list("abcde"))).label_names == tuple("abcde")
+
+
+def test_clients_of_a_cohort_are_a_sequence():
+    for clients in (0, "client1"):
+        with pytest.raises(WrongTypeError, match="^clients must be a sequence of client ids"):
+            _data().cohort(clients, 0, labeled_steps=1, unlabeled_steps=1, batch_size=4)
+
+
+@pytest.mark.parametrize("steps", ["labeled_steps", "unlabeled_steps"])
+def test_a_round_of_one_client_has_a_size(steps):
+    with pytest.raises(ValueError, match=f"^{steps} x batch_size is .* at most 16777216 images"):
+        _call(_data(), **{steps: 2**12, "batch_size": 2**13})
+    with pytest.raises(ValueError, match="^labeled_steps x batch_size is"):
+        _call(_data(), batch_size=2**31)
 
 
 @pytest.mark.parametrize(

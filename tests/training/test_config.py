@@ -56,6 +56,8 @@ def test_our_tasks():
         ("clients_per_round", 0),
         ("clients_per_round", 21),
         ("tau", 0),
+        ("tau", 2**31),
+        ("tau_unlabeled", 2**31),
         ("tau_unlabeled", "all"),
         ("width", 0),
         ("labeled_fraction", 0.0),

@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from tff_fedlabel._validation import WrongTypeError
+
 _CHUNK = 8192
 
 
@@ -116,3 +118,20 @@ def check_labels(
 
 def _first_row(mask: np.ndarray) -> int:
     return int(np.argmax(mask.reshape(len(mask), -1).any(axis=1)))
+
+
+def label_name_tuple(label_names) -> tuple[str, ...]:
+    """The names of classes, checked.
+
+    Raises:
+      ValueError: they are not a sequence of different names; `WrongTypeError`, a `TypeError` too,
+        if they are not a sequence.
+    """
+    if isinstance(label_names, str) or not hasattr(label_names, "__len__"):
+        raise WrongTypeError(
+            f"label_names must be a list with one name for each class, got {label_names!r}."
+        )
+    names = tuple(map(str, label_names))
+    if not names or len(set(names)) < len(names):
+        raise ValueError(f"label_names must be different names, at least one, got {names}.")
+    return names

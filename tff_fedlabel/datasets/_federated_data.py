@@ -1,7 +1,7 @@
 """The images of many clients, and the batches that a client hands to a method."""
 
 import collections
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -51,7 +51,9 @@ class FederatedData:
         self._rows = dict(rows)
         self.client_ids = list(self._rows)
         self.num_classes = int(num_classes)
-        self.label_names = tuple(label_names or map(str, range(self.num_classes)))
+        if label_names is None:
+            label_names = map(str, range(self.num_classes))
+        self.label_names = tuple(map(str, label_names))
         self.hidden_y = hidden_y
 
     def __repr__(self) -> str:
@@ -178,6 +180,8 @@ class FederatedData:
           ValueError: as `client_dataset`, at once and for all clients.
           TypeError: an option is unknown to `client_dataset`, or a required one is missing.
         """
+        if isinstance(clients, str) or not isinstance(clients, Iterable):
+            raise WrongTypeError(f"clients must be a sequence of client ids, got {clients!r}.")
         known = [self._known_client(client) for client in clients]
         round_num = check_int("round_num", round_num, 0)
         checked = self._round_options(**options)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tff_fedlabel._validation import check_flag, check_int, check_seed
+from tff_fedlabel._validation import check_flag, check_images_per_round, check_int, check_seed
 
 _LABELED, _UNLABELED = 0, 1
 
@@ -33,6 +33,9 @@ class RoundOptions:
             sizes[name] = None if value is None else check_int(name, value)
         if sizes["unlabeled_batch_size"] is None:
             sizes["unlabeled_batch_size"] = sizes["batch_size"]
+        for part in ("labeled", "unlabeled"):
+            batch_size = sizes["batch_size" if part == "labeled" else "unlabeled_batch_size"]
+            check_images_per_round(f"{part}_steps", sizes[f"{part}_steps"] or 1, batch_size)
         flag = check_flag("with_hidden_labels", self.with_hidden_labels)
         checked = {**sizes, "seed": check_seed(self.seed), "with_hidden_labels": flag}
         for name, value in checked.items():

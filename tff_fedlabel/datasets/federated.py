@@ -24,7 +24,7 @@ from tff_fedlabel.datasets import (
     partition,
 )
 from tff_fedlabel.datasets._client_columns import NO_LABEL, ClientId, check_column
-from tff_fedlabel.datasets._client_data_checks import ClientDataError
+from tff_fedlabel.datasets._client_data_checks import ClientDataError, label_name_tuple
 from tff_fedlabel.datasets._federated_data import FederatedData
 from tff_fedlabel.datasets._round_batches import Cohort
 from tff_fedlabel.datasets.sources import Examples
@@ -316,6 +316,7 @@ def _number_of_classes(num_classes: int | None, label_names) -> int | None:
         num_classes = check_int("num_classes", num_classes, limit=2**31)
     if label_names is None:
         return num_classes
+    label_names = label_name_tuple(label_names)
     if num_classes not in (None, len(label_names)):
         raise ValueError(
             f"label_names must have one name for each of {num_classes} classes, "

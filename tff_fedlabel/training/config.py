@@ -111,6 +111,7 @@ class RunConfig:
                 checked[name] = check.check_int(
                     name, getattr(self, name), or_else=f", or {EPOCH!r}"
                 )
+                check.check_images_per_round(name, checked[name], checked["batch_size"])
         checked["labeled_fraction"] = check.check_number(
             "labeled_fraction", self.labeled_fraction, 0.0, 1.0, open_low=True
         )

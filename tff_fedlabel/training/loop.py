@@ -98,6 +98,11 @@ def run(
         config, experiment = config.config, config
     wanted = "a RunConfig (training.make_config) or an Experiment (training.make_experiment)"
     _validation.check_type("config", config, RunConfig, wanted)
+    _validation.check_type("output_dir", output_dir, (str, os.PathLike), "the path of a folder")
+    _validation.check_type(
+        "runtime_options", runtime_options or {}, Mapping, "a mapping of the runtime's options"
+    )
+    _validation.check_callable_or_none("on_round", on_round, "lambda done, metrics: ...")
     _validation.check_name("runtime", runtime, ("auto", *runtimes.RUNTIMES))
     checkpoint_every = _validation.check_int("checkpoint_every", checkpoint_every)
     stored = stored_runtime(output_dir) if resume else None
