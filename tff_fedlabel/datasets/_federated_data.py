@@ -2,17 +2,20 @@
 
 import collections
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_fedlabel._validation import WrongTypeError, check_int, check_name, nearest
+from tff_fedlabel._validation import WrongTypeError, check_int, check_name, check_seed, nearest
 from tff_fedlabel.datasets import _round_batches, _tff_clients
 from tff_fedlabel.datasets._client_columns import ClientId
 from tff_fedlabel.datasets._fingerprint import Fingerprint
+
+if TYPE_CHECKING:
+    from tff_fedlabel.datasets import data_source
 
 
 class FederatedData:
@@ -184,10 +187,65 @@ class FederatedData:
             raise WrongTypeError(f"clients must be a sequence of client ids, got {clients!r}.")
         known = [self._known_client(client) for client in clients]
         round_num = check_int("round_num", round_num, 0)
-        checked = self._round_options(**options)
+        return self.checked_cohort(known, round_num, self._round_options(**options))
+
+    def checked_cohort(
+        self, clients: Sequence[ClientId], round_num: int, options: _round_batches.RoundOptions
+    ) -> _round_batches.Cohort:
+        """`cohort` of arguments that were checked before."""
         return _round_batches.Cohort(
-            lambda client: self._client_dataset(client, round_num, checked), known, round_num
+            lambda client: self._client_dataset(client, round_num, options), clients, round_num
         )
+
+    def draw_clients(self, number: int, round_num: int, seed: int = 0) -> np.ndarray:
+        """The clients of a round, drawn without replacement from (seed, round_num) alone.
+
+        Args:
+          number: how many.
+          round_num: number of the round, >= 0.
+          seed: in [0, 2**31).
+
+        Returns:
+          int64 [number] positions in `client_ids`. Every set of clients is equally likely, and
+          rounds are independent.
+
+        Raises:
+          ValueError: fewer clients than `number`, or an argument out of its range.
+        """
+        clients = len(self.client_ids)
+        number = check_int("number of clients", number, 1, clients + 1)
+        round_num = check_int("round_num", round_num, 0)
+        return _round_batches.draw_clients(clients, number, round_num, check_seed(seed))
+
+    def data_source(self, **options: Any) -> "data_source.RoundDataSource":
+        """The clients of each round for `tff.program`, for example `train_model`.
+
+        Its iterator draws clients as `draw_clients` does; what it keeps in a checkpoint is the seed
+        and the round. A client's data is its `client_dataset`.
+
+        Args:
+          **options: keyword arguments of `client_dataset`; the seed is also that of the draws.
+
+        Raises:
+          ValueError, TypeError: as `cohort`.
+        """
+        from tff_fedlabel.datasets import data_source  # Imports TensorFlow Federated.
+
+        return data_source.RoundDataSource(self, self._round_options(**options))
+
+    def evaluation_source(self, *, batch_size: int, seed: int = 0) -> "data_source.RoundDataSource":
+        """Each client's labelled images once, for `tff.learning.algorithms.build_fed_eval`.
+
+        Args:
+          batch_size: images in a batch; the last one holds what is left.
+          seed: of the order and, where a round does not take all clients, of the draws.
+        """
+        from tff_fedlabel.datasets import data_source
+
+        options = self._round_options(
+            labeled_steps=None, unlabeled_steps=1, batch_size=batch_size, seed=seed
+        )
+        return data_source.RoundDataSource(self, options, labeled_only=True)
 
     def fingerprint(self) -> str:
         """64 hexadecimal digits (SHA-256) that change when any of the data changes.

@@ -13,6 +13,7 @@ import tensorflow as tf
 from tff_fedlabel._validation import check_flag, check_images_per_round, check_int, check_seed
 
 _LABELED, _UNLABELED = 0, 1
+_SAMPLING = 1  # Separates the random stream of client sampling from others of the same seed.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +68,10 @@ class Cohort(Sequence):
     def round_num(self) -> int:
         return self._round_num
 
+    def part(self, name: str) -> "Cohort":
+        """The cohort whose items are the part `name` of the items here."""
+        return Cohort(lambda client: self._make(client)[name], self._client_ids, self._round_num)
+
     def __len__(self) -> int:
         return len(self._client_ids)
 
@@ -78,6 +83,15 @@ class Cohort(Sequence):
 
     def __repr__(self) -> str:
         return f"Cohort({len(self)} clients, round {self._round_num})"
+
+
+def draw_clients(clients: int, number: int, round_num: int, seed: int) -> np.ndarray:
+    """Numbers of the clients of a round, drawn without replacement; int64 [number].
+
+    Every set of `number` of the `clients` is equally likely, and rounds are independent.
+    """
+    rng = np.random.default_rng(np.random.SeedSequence((_SAMPLING, seed, round_num)))
+    return rng.choice(clients, size=number, replace=False)
 
 
 def client_rows(

@@ -5,16 +5,13 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_fedlabel import algorithms, models
-from tff_fedlabel.datasets import federated, own_data, partition, sources
+from tff_fedlabel.datasets import data_source, federated, own_data, partition, sources
 from tff_fedlabel.training import config as configuration
 from tff_fedlabel.training import memory as client_memory
-
-_SAMPLING = 1  # Separates the random stream of client sampling from others of the same seed.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,26 +68,33 @@ class Experiment:
           One element for each client, built on access and not kept.
         """
         config = self.config
+        drawn = self.clients.draw_clients(config.clients_per_round, round_num, config.seed)
+        cohort = self.clients.cohort(
+            [self.clients.client_ids[client] for client in drawn],
+            round_num,
+            **self._client_options(),
+        )
+        return cohort if memory is None else _CohortWithMemory(cohort, drawn, memory, round_num)
+
+    def data_source(self) -> data_source.RoundDataSource:
+        """The clients as a data source for `tff.program`: its rounds are those of `cohort`."""
+        return self.clients.data_source(**self._client_options())
+
+    def _client_options(self) -> dict[str, Any]:
+        """How a client's batches are made: arguments of `FederatedData.client_dataset`."""
+        config, reads_unlabeled = self.config, self.method.reads_unlabeled
         tau, tau_unlabeled = (
             None if steps == configuration.EPOCH else steps
             for steps in (config.tau, config.tau_unlabeled)
         )
-        reads_unlabeled = self.method.reads_unlabeled
-        rng = np.random.default_rng(np.random.SeedSequence((_SAMPLING, config.seed, round_num)))
-        drawn = rng.choice(
-            len(self.clients.client_ids), size=config.clients_per_round, replace=False
-        )
-        cohort = self.clients.cohort(
-            [self.clients.client_ids[client] for client in drawn],
-            round_num,
-            labeled_steps=tau,
+        return {
+            "labeled_steps": tau,
             # Data that is not read need not be sent to the worker.
-            unlabeled_steps=tau_unlabeled if reads_unlabeled else 1,
-            batch_size=config.batch_size,
-            seed=config.seed,
-            with_hidden_labels=self.diagnoses,
-        )
-        return cohort if memory is None else _CohortWithMemory(cohort, drawn, memory, round_num)
+            "unlabeled_steps": tau_unlabeled if reads_unlabeled else 1,
+            "batch_size": config.batch_size,
+            "seed": config.seed,
+            "with_hidden_labels": self.diagnoses,
+        }
 
 
 class _CohortWithMemory(Sequence):
