@@ -4,6 +4,7 @@ As a script, `python small_program.py FOLDER`, it runs until it is killed or don
 """
 
 import asyncio
+import functools
 import pathlib
 import sys
 
@@ -17,7 +18,7 @@ from tff_fedlabel.datasets import federated
 from tff_fedlabel.training import programs
 
 SHAPE, CLASSES, CLIENTS = (4, 4, 1), 3, 6
-ROUNDS, EVERY, CLIENTS_PER_ROUND = 12, 2, 3
+ROUNDS, EVERY, CLIENTS_PER_ROUND = 10, 2, 3
 OPTIONS = {"labeled_steps": 2, "unlabeled_steps": 2, "batch_size": 4, "seed": 3}
 
 
@@ -32,6 +33,7 @@ def make_clients(seed=0, all_labeled=False, images=60):
     )
 
 
+@functools.cache
 def make_model():
     def build_keras():
         return tf.keras.Sequential(
@@ -45,9 +47,15 @@ def make_model():
     return models.functional_model(build_keras, input_shape=SHAPE)
 
 
-def make_process(model, **options):
+@functools.cache
+def fed_eval():
+    return tff.learning.algorithms.build_fed_eval(make_model())
+
+
+@functools.cache
+def make_process(**options):
     return tff_fedlabel.build_fedlabel(
-        model,
+        make_model(),
         tff.learning.optimizers.build_sgdm(0.1),
         tff_fedlabel.FedLabelConfig(strong_augment=None, threshold=0.3),
         **options,
@@ -61,10 +69,9 @@ def state_manager(folder):
 def run(folder, rounds=ROUNDS):
     """Trains until `rounds` are done, or on from what lies in the folder."""
     folder = pathlib.Path(folder)
-    model = make_model()
     evaluations = programs.EvaluationManager(
         source=make_clients(1, all_labeled=True, images=30).evaluation_source(batch_size=4),
-        build_process=lambda: tff.learning.algorithms.build_fed_eval(model),
+        build_process=fed_eval,
         state_dir=folder / "evaluations",
         metrics_manager=tff.program.CSVFileReleaseManager(str(folder / "evaluations.csv")),
         cohort_size=CLIENTS,
@@ -72,12 +79,14 @@ def run(folder, rounds=ROUNDS):
     with runtime.use("device", asynchronous=True):
         asyncio.run(
             tff.learning.programs.train_model(
-                train_process=make_process(model),
+                train_process=make_process(),
                 train_data_source=make_clients().data_source(**OPTIONS),
                 train_per_round_clients=CLIENTS_PER_ROUND,
                 train_total_rounds=rounds,
                 program_state_manager=state_manager(folder),
-                model_output_manager=tff.program.SavedModelFileReleaseManager(str(folder / "model")),
+                model_output_manager=tff.program.SavedModelFileReleaseManager(
+                    str(folder / "model")
+                ),
                 train_metrics_manager=programs.InOrder(
                     tff.program.CSVFileReleaseManager(str(folder / "rounds.csv")),
                     tff.program.LoggingReleaseManager(),

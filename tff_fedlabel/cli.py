@@ -177,8 +177,24 @@ def _print_summary(summary: dict[str, Any], output_dir: str) -> None:
         "seconds per round": f"{summary['seconds_per_round']:.2f}",
         "run directory": output_dir,
     }
+    rows.update(_privacy_rows(summary))
     for name, value in rows.items():
         print(f"{name:<20} {value}")
+
+
+def _privacy_rows(summary: dict[str, Any]) -> dict[str, str]:
+    """What a run with noise says of its privacy; no rows without."""
+    if "dp_epsilon" not in summary:
+        return {}
+    return {
+        "privacy": f"epsilon {summary['dp_epsilon']:.3g} at delta {summary['dp_delta']:.3g} "
+        "(one client replaced, cohorts without replacement, secret)",
+        "": f"epsilon {summary['dp_epsilon_poisson']:.3g} (one client added or removed, "
+        "Poisson sampling, secret)",
+        " ": f"epsilon {summary['dp_epsilon_known_cohorts']:.3g} (one client's data or none, "
+        "cohorts known)",
+        "  ": "of the model only: the metrics of training are not private",
+    }
 
 
 def _four_digits(value: float | None) -> str:

@@ -9,7 +9,7 @@ import json
 import numpy as np
 import pytest
 import tensorflow_federated as tff
-from small_program import CLIENTS, OPTIONS, make_clients, make_model, make_process
+from small_program import CLIENTS, OPTIONS, fed_eval, make_clients, make_process
 
 from tff_fedlabel import runtime, training
 from tff_fedlabel.datasets import data_source
@@ -30,14 +30,12 @@ def read(cohort):
 
 
 def test_types_are_those_of_the_processes(clients):
-    model = make_model()
     source = clients.data_source(**OPTIONS)
     for made in (source, source.iterator()):
-        assert made.federated_type == make_process(model).next.type_signature.parameter[1]
-    evaluation = tff.learning.algorithms.build_fed_eval(model)
+        assert made.federated_type == make_process().next.type_signature.parameter[1]
     source = clients.evaluation_source(batch_size=4)
     for made in (source, source.iterator()):
-        assert made.federated_type == evaluation.next.type_signature.parameter[1]
+        assert made.federated_type == fed_eval().next.type_signature.parameter[1]
 
 
 def test_clients_are_those_of_the_documented_draw(clients):
@@ -131,33 +129,25 @@ def test_tffs_state_manager_keeps_it(clients, tmp_path):
     assert version == 1 and found == iterator
 
 
-@pytest.mark.usefixtures("local_runtime")
 def test_fed_eval_is_numpys_accuracy(clients):
-    """Also in TFF's worker, and with a part of the clients."""
-    model = make_model()
+    """Also with a part of the clients."""
     rng = np.random.default_rng(5)
     kernel, bias = rng.normal(size=(16, 3)).astype(np.float32), np.float32([0.1, 0, -0.1])
-    process = tff.learning.algorithms.build_fed_eval(model)
     source = clients.evaluation_source(batch_size=4)
-    shards = [source.iterator().select(number) for number in (6, 4)]
-
-    def evaluate(cohort):
-        weights = tff.learning.models.ModelWeights((kernel, bias), ())
-        state = process.set_model_weights(process.initialize(), weights)
-        return process.next(state, cohort).metrics["client_work"]["eval"]["current_round_metrics"]
-
-    for shard in shards:
-        # As Keras and models.functional_model take uint8 images: divided by 255.
-        images = [b for client in shard for b in client.as_numpy_iterator()]
-        x = np.concatenate([b["x"] for b in images]).reshape(-1, 16).astype(np.float64) / 255
-        y = np.concatenate([b["y"] for b in images])
+    for number in (6, 4):
+        shard = source.iterator().select(number)
+        batches = [batch for client in shard for batch in client.as_numpy_iterator()]
+        # uint8 images are divided by 255.
+        x = np.concatenate([b["x"] for b in batches]).reshape(-1, 16).astype(np.float64) / 255
+        y = np.concatenate([b["y"] for b in batches])
         logits = x @ kernel + bias
         accuracy = np.mean(np.argmax(logits, axis=1) == y)
         loss = np.mean(np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(y)), y])
-        found = [evaluate(list(shard))]
         with runtime.use("device"):
-            found.append(evaluate(shard))
-        for metrics in found:
-            assert metrics["num_examples"] == len(y)
-            np.testing.assert_allclose(metrics["accuracy"], accuracy, rtol=1e-6)
-            np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-5)
+            weights = tff.learning.models.ModelWeights((kernel, bias), ())
+            state = fed_eval().set_model_weights(fed_eval().initialize(), weights)
+            metrics = fed_eval().next(state, shard).metrics
+        metrics = metrics["client_work"]["eval"]["current_round_metrics"]
+        assert metrics["num_examples"] == len(y)
+        np.testing.assert_allclose(metrics["accuracy"], accuracy, rtol=1e-6)
+        np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-5)

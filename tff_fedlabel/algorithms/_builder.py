@@ -83,8 +83,10 @@ _DOCSTRING = """Builds the method `{name}` as a learning process.
       model_distributor: As in `tff.learning.algorithms.build_weighted_fed_avg`.
       model_aggregator: Any weighted factory of `tff.aggregators`; by default the weighted mean. An
         unweighted one wrapped by `tff.aggregators.as_weighted_aggregator` ignores weights, so
-        clients of weight 0 still count in its denominator. Not allowed if the method has its own
-        aggregation. With a secure one (all its aggregations are secure sums, as in
+        clients of weight 0 still count in its denominator. One wrapped by
+        `algorithms.every_client.EveryClient` is applied even if no client contributed, as
+        differential privacy needs. Not allowed if the method has its own aggregation. With a
+        secure one (all its aggregations are secure sums, as in
         `tff.learning.secure_aggregator`) everything that clients send is summed securely: whether
         their weight is above 0, and by default their metrics. Methods with state at the server or
         memory of clients do not allow that.

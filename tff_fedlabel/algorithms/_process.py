@@ -17,6 +17,7 @@ from tff_fedlabel.algorithms import (
     _method,
     _secure,
     _stacking,
+    every_client,
 )
 
 _FLOAT = tff.TensorType(tf.float32.as_numpy_dtype)
@@ -65,7 +66,10 @@ def build_learning_process(
     if method.aggregate is not None:
         sent_type = client_work.next.type_signature.result.result.member.update
         aggregation = _own_aggregation(method, setup).create(sent_type, _FLOAT)
-    aggregator = _guards.guard_empty_cohorts(aggregation, secure)
+    if isinstance(model_aggregator, every_client.EveryClient):
+        aggregator = aggregation
+    else:
+        aggregator = _guards.guard_empty_cohorts(aggregation, secure)
     # The finalizer keeps weights and optimizer state when the aggregate is not finite; that is how
     # the guard above signals that no client contributed.
     finalizer = tff.learning.templates.build_apply_optimizer_finalizer(

@@ -10,6 +10,7 @@ from typing import Any
 
 from tff_fedlabel import _parameters, _validation, algorithms, augmentation, tasks
 from tff_fedlabel.datasets import own_data, partition, sources
+from tff_fedlabel.training import differential_privacy
 
 # The strong augmentations that can be chosen by name.
 STRONG_AUGMENTS = {
@@ -59,6 +60,11 @@ class RunConfig:
         ends; None is never.
       server_lr: Learning rate of the server's SGD.
       server_momentum: Momentum of the server's SGD.
+      dp_noise_multiplier: Noise of user-level differential privacy on the sum of the clients'
+        updates, in units of the clipping norm; None is no noise and no privacy.
+      dp_clipping_norm: L2 norm to which each client's update is clipped; None with noise is TFF's
+        adaptive clipping to the median norm.
+      dp_delta: The delta for which epsilon is given at the end; None is num_clients ** -1.1.
       seed: Seed of everything: splits, partition, labels kept, initial weights, sampling,
         augmentation.
       parameters: The method's own parameters that replace the method's defaults.
@@ -91,6 +97,9 @@ class RunConfig:
     early_stopping_patience: int | None = None
     server_lr: float = 1.0
     server_momentum: float = 0.0
+    dp_noise_multiplier: float | None = None
+    dp_clipping_norm: float | None = None
+    dp_delta: float | None = None
     seed: int = 0
     parameters: dict[str, Any] = dataclasses.field(default_factory=dict, hash=False)
 
@@ -127,6 +136,7 @@ class RunConfig:
                 f"clients_per_round is {self.clients_per_round} but there are "
                 f"{self.num_clients} clients."
             )
+        checked.update(differential_privacy.check(self, self.method))
         for name, value in checked.items():
             object.__setattr__(self, name, value)
         self._check_parameters()

@@ -11,6 +11,7 @@ import tensorflow_federated as tff
 from tff_fedlabel import algorithms, models
 from tff_fedlabel.datasets import data_source, federated, own_data, partition, sources
 from tff_fedlabel.training import config as configuration
+from tff_fedlabel.training import differential_privacy
 from tff_fedlabel.training import memory as client_memory
 
 
@@ -79,6 +80,18 @@ class Experiment:
     def data_source(self) -> data_source.RoundDataSource:
         """The clients as a data source for `tff.program`: its rounds are those of `cohort`."""
         return self.clients.data_source(**self._client_options())
+
+    def privacy(self, rounds: int) -> dict[str, Any]:
+        """The privacy of the model after `rounds` rounds, as in summary.json; {} without noise."""
+        config = self.config
+        if config.dp_noise_multiplier is None:
+            return {}
+
+        def draw(round_num):
+            return self.clients.draw_clients(config.clients_per_round, round_num, config.seed)
+
+        most = differential_privacy.participations(draw, config.num_clients, rounds)
+        return differential_privacy.summary(config, rounds, most)
 
     def _client_options(self) -> dict[str, Any]:
         """How a client's batches are made: arguments of `FederatedData.client_dataset`."""
@@ -150,6 +163,11 @@ def assemble(
         server_optimizer = tff.learning.optimizers.build_sgdm(
             config.server_lr, momentum=config.server_momentum
         )
+    private = differential_privacy.builder_options(config)
+    if private and model_aggregator is not None:
+        raise ValueError(
+            "model_aggregator must be left out with dp_noise_multiplier, which has its own."
+        )
     # A method that trains at the server gets all labelled images there.
     at_server = {} if method.server_training is None else {"server_data": clients.labeled_arrays()}
     process = method(
@@ -157,7 +175,7 @@ def assemble(
         client_optimizer,
         parameters,
         server_optimizer=server_optimizer,
-        model_aggregator=model_aggregator,
+        **{"model_aggregator": model_aggregator, **private},
         diagnose=method.reads_unlabeled and clients.hidden_y is not None,
         **at_server,
     )

@@ -31,6 +31,7 @@ import numpy as np
 from tff_fedlabel import _notebook, _progress, _validation, models
 from tff_fedlabel import runtime as runtimes
 from tff_fedlabel.datasets import federated, sources
+from tff_fedlabel.training import differential_privacy
 from tff_fedlabel.training import experiment as experiments
 from tff_fedlabel.training.checkpoints import Checkpoints
 from tff_fedlabel.training.config import RunConfig, lr_factor
@@ -112,6 +113,7 @@ def run(
     if stored and stored[0] == runtime:
         options = {**stored[1], **options}
     try:
+        differential_privacy.check_run(config, checkpoint_every, options)
         prepared = runtimes.use(runtime, **options)
     except ValueError as error:
         raise ConfigError(str(error)) from error
@@ -328,6 +330,7 @@ class _Rounds:
         if self._experiment.method.server_training is not None:
             labeled = self._experiment.clients.sizes()["labeled"]
             summary["labeled_images_at_server"] = int(labeled.sum())
+        summary.update(self._experiment.privacy(self._done))
         directory.finish(summary)
         return summary
 

@@ -6,10 +6,10 @@ is computed again after a kill:
 
 * `CSVFileReleaseManager` reads, changes and writes its file; of two releases at once, one is lost.
   It also deletes the rows of later rounds when an earlier one arrives: `InOrder`.
-* `FileProgramStateManager` deletes old states after saving; of two saves at once, one fails because
-  the other has just deleted the same state: `ProgramStateManager`.
-* `EvaluationManager` fails with `ProgramStateExistsError` when a round whose evaluation was begun is
-  computed again, and counts clients twice in an evaluation that had not quite ended:
+* `FileProgramStateManager` deletes old states after saving; of two saves at once, both may try to
+  delete the same one, and one of them fails: `ProgramStateManager`.
+* `EvaluationManager` fails with `ProgramStateExistsError` when a round whose evaluation was begun
+  is computed again, and counts clients twice in an evaluation that had not quite ended:
   `EvaluationManager`.
 """
 
