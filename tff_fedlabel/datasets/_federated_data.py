@@ -247,6 +247,21 @@ class FederatedData:
         )
         return data_source.RoundDataSource(self, options, labeled_only=True)
 
+    def client_examples(self, client_id: ClientId) -> tf.data.Dataset:
+        """One client's images one by one, in the order of the data.
+
+        Args:
+          client_id: one of `client_ids`.
+
+        Returns:
+          Dataset of OrderedDict(x [...], y int32 []), not batched; y is -1 where not labelled.
+        """
+        rows = np.sort(np.concatenate(self._rows[self._known_client(client_id)]))
+        with tf.device("/device:CPU:0"):
+            return tf.data.Dataset.from_tensor_slices(
+                collections.OrderedDict(x=self._x[rows], y=self._y[rows])
+            )
+
     def fingerprint(self) -> str:
         """64 hexadecimal digits (SHA-256) that change when any of the data changes.
 

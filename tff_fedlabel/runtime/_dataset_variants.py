@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import itertools
 from collections.abc import Mapping
@@ -43,7 +44,7 @@ class DatasetReader:
 
     def _checked(self, value, type_spec) -> tf.data.Dataset:
         if isinstance(value, list):
-            return self._from_list(value, type_spec.element)
+            return self._from_list(value, _with_containers(type_spec.element))
         if not isinstance(value, tf.data.Dataset):
             raise TypeError(f"{type(value).__name__} is not a dataset of type {type_spec}")
         # To Python, specs that differ only in their order are equal.
@@ -54,7 +55,7 @@ class DatasetReader:
             found = tff.SequenceType(tff.types.tensorflow_to_type(spec))
             if not type_spec.is_assignable_from(found):
                 raise TypeError(f"a dataset of type {found} does not match type {type_spec}")
-            expected = tff.types.type_to_tf_tensor_specs(type_spec.element)
+            expected = tff.types.type_to_tf_tensor_specs(_with_containers(type_spec.element))
             if not _same_order(names, _names(expected)):
                 # TFF has matched the names; TensorFlow matches by position, in its own order.
                 raise TypeError(
@@ -81,6 +82,24 @@ class DatasetReader:
             dataset([tf.stack(column) for column in zip(*run, strict=False)]) for _, run in runs
         ]
         return functools.reduce(lambda a, b: a.concatenate(b), parts)
+
+
+def _with_containers(element_type: tff.Type) -> tff.Type:
+    """The type with an `OrderedDict` or a tuple where a struct names no container of Python.
+
+    TFF's evaluation of personalization makes such structs, and TFF cannot turn them into specs.
+    """
+    if not isinstance(element_type, tff.StructType):
+        return element_type
+    members = [
+        (name, _with_containers(member))
+        for name, member in tff.structure.iter_elements(element_type)
+    ]
+    container = getattr(element_type, "python_container", None)
+    if container is None:
+        named = all(name is not None for name, _ in members)
+        container = collections.OrderedDict if named else tuple
+    return tff.StructWithPythonType(members, container)
 
 
 def _reading_options() -> tf.data.Options:

@@ -207,7 +207,8 @@ def _gaussian(noise_multiplier: float, delta: float) -> float:
     mechanism = privacy_loss_mechanism.GaussianPrivacyLoss(noise_multiplier)
 
     def excess(eps):
-        return mechanism.get_delta_for_epsilon(eps) - delta
+        # An array: the library's way with a single number fails under NumPy 2.
+        return mechanism.get_delta_for_epsilon(np.array([eps]))[0] - delta
 
     if excess(0.0) <= 0:
         return 0.0
