@@ -156,7 +156,7 @@ def test_help_can_be_read(tmp_path):
     result = command("--helpshort", cwd=tmp_path)
     assert result.returncode == 0
     lines = result.stdout.splitlines()
-    assert len(lines) < 50
+    assert len(lines) < 60
     assert any("--task" in line and "digits" in line for line in lines)
     assert any("--clients_per_round" in line for line in lines)
     for name in runtime.RUNTIMES:
