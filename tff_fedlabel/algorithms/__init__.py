@@ -7,8 +7,16 @@ A method is one `Method` in one file, plus one line here. This module and `tff_f
 
 from tff_fedlabel import _validation
 from tff_fedlabel.algorithms import _local_training as local_training
-from tff_fedlabel.algorithms import fedlabel, supervised
-from tff_fedlabel.algorithms._method import Client, ClientOutput, Clients, Method, Server, Setup
+from tff_fedlabel.algorithms import _reserved_names, fedlabel, supervised
+from tff_fedlabel.algorithms._method import (
+    Client,
+    ClientOutput,
+    Clients,
+    Method,
+    MethodError,
+    Server,
+    Setup,
+)
 
 # Name -> method. `ALGORITHMS` is derived from it: name -> the function `build_<name>`.
 METHODS: dict[str, Method] = {
@@ -26,6 +34,7 @@ __all__ = [
     "ClientOutput",
     "Clients",
     "Method",
+    "MethodError",
     "Server",
     "METHODS",
     "Setup",
@@ -40,9 +49,10 @@ def register(method: Method) -> Method:
     """Adds a method to `METHODS`, which also adds it to the command line and the trainer.
 
     Raises:
-      ValueError: Another method has that name.
+      ValueError: Another method has that name, or a parameter has a name of the trainer's.
     """
     _validation.check_type("method", method, Method, "a tff_fedlabel.algorithms.Method")
+    _reserved_names.check_parameters(method.name, method.config_class)
     if METHODS.get(method.name, method) is not method:
         raise ValueError(f"a method named {method.name} already exists; choose another name.")
     METHODS[method.name] = method
@@ -81,7 +91,9 @@ def initial_memory(method: Method, model, client_optimizer, config=None):
     Returns:
       A structure of NumPy arrays.
     """
-    from tff_fedlabel.algorithms import _process
+    from tff_fedlabel.algorithms import _method_checks, _process
 
     config = method.config_class() if config is None else config
-    return _process.initial_memory(method, Setup(model, client_optimizer, config))
+    setup = Setup(model, client_optimizer, config)
+    with _method_checks.Checked(method, setup) as checked:
+        return _process.initial_memory(checked, setup)

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow_federated as tff
 
-from tff_fedlabel.algorithms import _builder_arguments, _method, _process
+from tff_fedlabel.algorithms import _builder_arguments, _method, _method_checks, _process
 
 
 @functools.cache
@@ -40,7 +40,8 @@ def of(method: _method.Method) -> Callable[..., tff.learning.templates.LearningP
         }
         _builder_arguments.check(method, setup, options)
         data = _builder_arguments.check_server_data(method, setup, server_data)
-        return _process.build_learning_process(method, setup, data, **options)
+        with _method_checks.Checked(method, setup) as checked:
+            return _process.build_learning_process(checked, setup, data, **options)
 
     build.__name__ = build.__qualname__ = f"build_{method.name}"
     build.__module__ = "tff_fedlabel.algorithms"
@@ -66,8 +67,9 @@ _DOCSTRING = """Builds the method `{name}` as a learning process.
     `memory=<client=int32, value=>*`, one element, and `helpers=<value>*`). Both parts are batched;
     the number of batches is the number of local steps. A client's update is weighted by its r_k
     (`ClientWeighting.NUM_EXAMPLES`) or, with `UNIFORM`, by 1 if its r_k is not 0. An update that
-    contains a NaN or an infinity, or is so large that a sum of a million of its size overflows, is
-    set to zero together with its r_k, and counted in `rejected_clients`. If the r_k of a cohort
+    contains a NaN or an infinity, or is so large that a sum of a million of its size overflows, or
+    whose r_k is negative, is set to zero together with its r_k, and counted in `rejected_clients`.
+    If the r_k of a cohort
     sum to 0, the global weights, the server optimizer and the aggregator do not change (and the
     finalizer's `update_non_finite` is 1).
 
@@ -104,9 +106,13 @@ _DOCSTRING = """Builds the method `{name}` as a learning process.
       A `tff.learning.templates.LearningProcess`. `metrics["client_work"]["train"]` holds the
       model's own metrics on the labelled batches, the method's metrics, `images_used` (sum of
       r_k) and `rejected_clients`, float32 each; `metrics["client_work"]["memory"]`, for a method
-      with memory, holds the stacked memories of the clients.
+      with memory, holds the stacked memories of the clients. `update_non_finite` and, where the
+      method has such parts, `server_training_non_finite` (in `metrics["finalizer"]`) and
+      `server_state_non_finite` (in `metrics["client_work"]`), int32, are 1 if the part stayed as it
+      was because its new value was not finite.
 
     Raises:
       ValueError: An argument has the wrong type (a `TypeError` too), or does not fit the model or
         the method.
+      algorithms.MethodError: A function of the method returned what it must not; a `ValueError`.
     """

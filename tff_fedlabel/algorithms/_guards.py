@@ -12,11 +12,12 @@ _MOST_CLIENTS = 2.0**20
 def is_finite(delta, num_examples) -> tf.Tensor:
     """Whether an update is finite, and stays so when weighted and summed over a cohort; bool [].
 
-    An overflow there would spoil the other clients' contributions to the sum.
+    An overflow there would spoil the other clients' contributions to the sum, and so would a
+    negative number of images, which is not finite here, either.
     """
 
     def by_element():
-        finite = tf.math.is_finite(num_examples)
+        finite = tf.math.is_finite(num_examples) & (num_examples >= 0)
         for d in delta:
             # A comparison with a NaN is false.
             weighted = tf.abs(d * tf.cast(num_examples, d.dtype))
@@ -25,12 +26,12 @@ def is_finite(delta, num_examples) -> tf.Tensor:
 
     # One pass without a copy is nearly always enough: no element is larger than the square root of
     # a finite sum of squares, so its product with a small number of images is bounded.
-    bounded = tf.math.is_finite(num_examples)
+    bounded = num_examples >= 0
     for d in delta:
         root = float(d.dtype.max) ** 0.5
         limit = min(0.5 * _largest(d.dtype) / root, float(num_examples.dtype.max))
         bounded &= tf.math.is_finite(tf.nn.l2_loss(d))
-        bounded &= tf.abs(num_examples) <= tf.constant(limit, num_examples.dtype)
+        bounded &= num_examples <= tf.constant(limit, num_examples.dtype)
     return tf.cond(bounded, lambda: True, by_element)
 
 
@@ -102,3 +103,17 @@ def keep_if_empty(state_type: tff.Type) -> tff.Computation | None:
         return tf.nest.map_structure(lambda n, o: tf.where(total > 0, n, o), new, old)
 
     return keep
+
+
+def spoiled(new, old) -> tf.Tensor:
+    """Whether a float of a structure ceased to be finite, or became a NaN; bool [].
+
+    A state may hold infinities from the start, such as a best loss so far.
+    """
+    bad = tf.constant(False)
+    for n, o in zip(tf.nest.flatten(new), tf.nest.flatten(old), strict=True):
+        if n.dtype.is_floating:
+            worse = tf.math.is_finite(o) & ~tf.math.is_finite(n)
+            worse |= tf.math.is_nan(n) & ~tf.math.is_nan(o)
+            bad |= tf.reduce_any(worse)
+    return bad

@@ -8,6 +8,7 @@ need: server state, its own aggregation, client memory, labels at the server.
 from __future__ import annotations
 
 import dataclasses
+import keyword
 import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 
     import tensorflow as tf
     import tensorflow_federated as tff
+
+
+class MethodError(ValueError):
+    """A function of a method returned what it must not; the message names both."""
 
 
 class Setup(NamedTuple):
@@ -71,11 +76,13 @@ class ClientOutput(NamedTuple):
 
     Attributes:
       delta: Its weights after the round minus the weights it received (Delta w_k), a tuple.
-      num_examples: float32 [], r_k: the number of images that took part in the update.
+      num_examples: float32 [], r_k: the number of images that took part in the update. A client
+        whose r_k is negative is left out, like one whose update is not finite.
       model_metrics: The unfinalized metrics of the model over the labelled batches.
       metrics: The method's unfinalized metrics, `OrderedDict` name -> `(total,)` or
         `(numerator, denominator)`, float32 scalars that are summed over the clients; a pair is
-        then divided (0 / 0 is reported as 0).
+        then divided (0 / 0 is reported as 0). Names of the trainer's own metrics, such as loss or
+        images_used, and of the model's are refused.
       sent: What else goes to the server, a structure of float tensors. `server_update` gets its
         sum over the clients, `aggregate` gets it client by client.
       memory: What to remember about this client, in the structure of `initial_memory`.
@@ -124,33 +131,45 @@ class Server(NamedTuple):
     hparams: Any
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Method:
     """One published method. Calling it like its `build_<name>` function builds a process.
 
-    Functions are traced inside a `tf.function`. Only the first three fields are required.
+    Functions are traced inside a `tf.function`. Only the first three fields are required. What the
+    functions return is checked when a process is built, against the types given here; NumPy arrays
+    and Python numbers are converted.
 
     Attributes:
-      name: Its name in `ALGORITHMS` and on the command line: lower-case letters, digits, "_".
+      name: Its name in `ALGORITHMS` and on the command line: lower-case letters, digits, "_", and
+        no keyword of Python.
       config_class: The frozen dataclass of its parameters, all with defaults, `seed` among
         them. The first sentence about a field in the class's docstring, or the field's
-        `metadata["help"]`, explains its flag on the command line.
+        `metadata["help"]`, explains its flag on the command line. `register` refuses names of the
+        trainer's choices and flags, such as lr, but for seed and strong_augment, which the run
+        sets.
       client_update: `(Setup, Client) -> ClientOutput`, a client's work in a round.
       reads_unlabeled: Whether it reads unlabelled images.
       initial_weights: `(Setup) -> tuple of trainable weights`; the model's own by default.
       server_state: `(Setup) -> structure of tensors`, the initial state that the method keeps at
         the server. It is broadcast to the clients with the weights.
       server_update: `(Setup, state, sum of ClientOutput.sent) -> state`, after each round in which
-        a client took part.
+        a client took part. If a finite number of the state would become NaN or infinite, the state
+        stays as it was and `server_state_non_finite` of the round is 1.
       aggregate: `(Setup, Clients) -> delta`, a tuple like the weights: replaces the weighted mean.
-        The server then holds all updates of a cohort in memory at once.
+        The server then holds all updates of a cohort in memory at once. If delta is not finite,
+        the weights stay as they were and `update_non_finite` of the round is 1.
       initial_memory: `(Setup) -> structure of tensors` of known shapes: the memory of a client
         that has not taken part yet.
       choose_helpers: `(memories, client, round_num) -> client numbers`: the clients whose memories
         the client receives. `memories` maps the number of each client that has taken part to its
-        memory (NumPy arrays). It runs where the training loop runs.
+        memory (NumPy arrays); both are read-only. It runs where the training loop runs.
       server_training: `(Setup, Server) -> tuple of trainable weights`: trains at the server after
-        each aggregation, on the data given to the builder as `server_data`.
+        each aggregation, on the data given to the builder as `server_data`. Weights that are not
+        finite are dropped, and `server_training_non_finite` of the round is 1.
+
+    Raises:
+      ValueError: A field is of the wrong type or lacks the field that it goes with; the message
+        names it.
     """
 
     name: str
@@ -166,17 +185,33 @@ class Method:
     server_training: Callable[[Setup, Server], Any] | None = None
 
     def __post_init__(self):
-        if not isinstance(self.name, str) or not re.fullmatch("[a-z][a-z0-9_]*", self.name):
-            raise ValueError(f"name must be lower-case letters, digits and '_', got {self.name!r}.")
-        if not dataclasses.is_dataclass(self.config_class):
-            raise _validation.WrongTypeError(
-                f"config_class of {self.name} must be a dataclass, got {self.config_class!r}."
+        name = self.name
+        if not isinstance(name, str) or not re.fullmatch("[a-z][a-z0-9_]*", name):
+            raise ValueError(f"name must be lower-case letters, digits and '_', got {name!r}.")
+        if keyword.iskeyword(name):
+            raise ValueError(f"name must be no keyword of Python, got {name!r}.")
+        _check_config_class(name, self.config_class)
+        functions = [f.name for f in dataclasses.fields(self)]
+        for field in functions[functions.index("reads_unlabeled") + 1 :]:
+            _validation.check_callable_or_none(
+                f"{field} of the method {name}", getattr(self, field), "a function"
             )
-        if "seed" not in {field.name for field in dataclasses.fields(self.config_class)}:
-            raise ValueError(f"{self.config_class.__name__} needs a field seed.")
-        for one, other in (("server_state", "server_update"), ("choose_helpers", "initial_memory")):
+        if not callable(self.client_update):
+            raise _validation.WrongTypeError(
+                f"client_update of the method {name} must be a callable, got "
+                f"{self.client_update!r}."
+            )
+        reads_unlabeled = _validation.check_flag(
+            f"reads_unlabeled of the method {name}", self.reads_unlabeled
+        )
+        object.__setattr__(self, "reads_unlabeled", reads_unlabeled)
+        for one, other in (
+            ("server_state", "server_update"),
+            ("server_update", "server_state"),
+            ("choose_helpers", "initial_memory"),
+        ):
             if getattr(self, one) is not None and getattr(self, other) is None:
-                raise ValueError(f"the method {self.name} has {one} but no {other}.")
+                raise ValueError(f"the method {name} has {one} but no {other}.")
 
     def __call__(self, model, client_optimizer, config=None, **options):
         """Builds the learning process, as `build_<name>` does."""
@@ -184,3 +219,24 @@ class Method:
 
         config = self.config_class() if config is None else config
         return _builder.of(self)(model, client_optimizer, config, **options)
+
+
+def _check_config_class(method_name: str, config_class: Any) -> None:
+    """Raises `ValueError` if the parameters of a method cannot be made by name."""
+    wanted = f"config_class of the method {method_name} must be a frozen dataclass"
+    if not isinstance(config_class, type) or not dataclasses.is_dataclass(config_class):
+        raise _validation.WrongTypeError(f"{wanted}, got {config_class!r}.")
+    class_name = config_class.__name__
+    if not config_class.__dataclass_params__.frozen:
+        raise ValueError(f"{wanted}; write @dataclasses.dataclass(frozen=True) at {class_name}.")
+    fields = {field.name: field for field in dataclasses.fields(config_class)}
+    if "seed" not in fields:
+        raise ValueError(f"{class_name} needs a field seed.")
+    for name, field in fields.items():
+        if field.default is field.default_factory is dataclasses.MISSING:
+            raise ValueError(f"{class_name}.{name} of the method {method_name} needs a default.")
+        if not field.init:
+            raise ValueError(
+                f"{class_name}.{name} of the method {method_name} must be an argument of "
+                f"{class_name}; leave out init=False, or make it a property."
+            )

@@ -102,9 +102,7 @@ def _own_aggregation(method, setup):
     def combine(values, weights, round_num):
         update, sent = values
         clients = _method.Clients(tuple(-u for u in update), weights, sent, round_num)
-        delta = method.aggregate(setup, clients)
-        # TFF needs the static shapes, which some operations lose.
-        return tuple(tf.ensure_shape(-d, u.shape[1:]) for d, u in zip(delta, update, strict=True))
+        return tuple(-d for d in method.aggregate(setup, clients))
 
     return _stacking.StackedAggregationFactory(combine)
 
@@ -161,8 +159,9 @@ def _build_client_work(method, setup, weights_type, weighting, metrics_aggregato
         )
         if method.initial_memory is not None:
             measurements["memory"] = _stacking.stack(outputs.memory)
+        new_state, more = next_state(state, outputs)
         return tff.templates.MeasuredProcessOutput(
-            next_state(state, outputs), outputs.result, tff.federated_zip(measurements)
+            new_state, outputs.result, tff.federated_zip(measurements | more)
         )
 
     @tff.tensorflow.computation(state_type)
@@ -271,21 +270,24 @@ def _client_result(method, weighting, output: _method.ClientOutput, remembered):
 
 
 def _build_next_state(method, setup, state_type, output_type):
-    """`(state@SERVER, {output of client_update}@CLIENTS) -> state@SERVER`, for the client work."""
+    """`(state@SERVER, {output of client_update}@CLIENTS) -> (state@SERVER, measurements)`."""
 
     @tff.tensorflow.computation(state_type)
     def next_round(state):
         return collections.OrderedDict(state, round_num=state["round_num"] + 1)
 
     if method.server_state is None:
-        return lambda state, outputs: tff.federated_map(next_round, state)
+        return lambda state, outputs: (tff.federated_map(next_round, state), {})
 
     method_type, sent_type = state_type["method"], output_type["sent"]
 
     @tff.tensorflow.computation(method_type, sent_type)
     @tf.function
     def update(state, sent):
-        return method.server_update(setup, state, sent)
+        new = method.server_update(setup, state, sent)
+        spoiled = _guards.spoiled(new, state)
+        kept = tf.nest.map_structure(lambda n, o: tf.where(spoiled, o, n), new, state)
+        return kept, tf.cast(spoiled, tf.int32)
 
     keep_if_empty = _guards.keep_if_empty(method_type)
 
@@ -295,10 +297,11 @@ def _build_next_state(method, setup, state_type, output_type):
 
     def next_state(state, outputs):
         old = state["method"]
-        new = tff.federated_map(update, (old, tff.federated_sum(outputs.sent)))
+        new, spoiled = tff.federated_map(update, (old, tff.federated_sum(outputs.sent)))
         total = tff.federated_sum(outputs.result.update_weight)
         new = tff.federated_map(keep_if_empty, (total, new, old))
-        return tff.federated_map(with_method_state, (tff.federated_map(next_round, state), new))
+        state = tff.federated_map(with_method_state, (tff.federated_map(next_round, state), new))
+        return state, {"server_state_non_finite": spoiled}
 
     return next_state
 
@@ -331,7 +334,15 @@ def _train_at_server(finalizer, method, setup, data, weights_type):
             tf.where(finite, new, old) for new, old in zip(trained, server.weights, strict=True)
         )
         next_state = collections.OrderedDict(state, round_num=state["round_num"] + 1)
-        return next_state, tff.learning.models.ModelWeights(trained, server.non_trainable)
+        new_weights = tff.learning.models.ModelWeights(trained, server.non_trainable)
+        return next_state, new_weights, 1 - tf.cast(finite, tf.int32)
+
+    @tff.tensorflow.computation(
+        finalizer.next.type_signature.result.measurements.member,
+        tff.TensorType(tf.int32.as_numpy_dtype),
+    )
+    def measure(measurements, non_finite):
+        return collections.OrderedDict(measurements, server_training_non_finite=non_finite)
 
     @tff.federated_computation
     def init_fn():
@@ -345,11 +356,11 @@ def _train_at_server(finalizer, method, setup, data, weights_type):
     )
     def next_fn(state, weights, update):
         output = finalizer.next(state["finalizer"], weights, update)
-        training, trained = tff.federated_map(train, (state["training"], output.result))
+        training, trained, non_finite = tff.federated_map(train, (state["training"], output.result))
         return tff.templates.MeasuredProcessOutput(
             tff.federated_zip(collections.OrderedDict(finalizer=output.state, training=training)),
             trained,
-            output.measurements,
+            tff.federated_map(measure, (output.measurements, non_finite)),
         )
 
     state_type = init_fn.type_signature.result.member

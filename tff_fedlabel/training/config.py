@@ -176,7 +176,8 @@ class RunConfig:
     def choices(self) -> dict[str, Any]:
         """All choices by name, including the method's parameters, as `make_config` takes them."""
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(RunConfig)}
-        return {**fields, **fields.pop("parameters")}
+        parameters = fields.pop("parameters")
+        return {**fields, **parameters}
 
     @property
     def method(self) -> algorithms.Method:

@@ -54,7 +54,8 @@ class Experiment:
         """The memory of clients before the first round; None for a method without memory."""
         if self.initial_memory is None:
             return None
-        return client_memory.ClientMemory(self.initial_memory, self.method.choose_helpers)
+        method = self.method
+        return client_memory.ClientMemory(self.initial_memory, method.choose_helpers, method.name)
 
     def cohort(
         self, round_num: int, memory: client_memory.ClientMemory | None = None
@@ -67,6 +68,9 @@ class Experiment:
 
         Returns:
           One element for each client, built on access and not kept.
+
+        Raises:
+          algorithms.MethodError: The method's `choose_helpers` returned what it must not.
         """
         config = self.config
         drawn = self.clients.draw_clients(config.clients_per_round, round_num, config.seed)
@@ -75,7 +79,11 @@ class Experiment:
             round_num,
             **self._client_options(),
         )
-        return cohort if memory is None else _CohortWithMemory(cohort, drawn, memory, round_num)
+        if memory is None:
+            return cohort
+        # Chosen before the round begins: an error would waste it.
+        helpers = [memory.helpers(int(client), round_num) for client in drawn]
+        return _CohortWithMemory(cohort, drawn, helpers, memory, round_num)
 
     def data_source(self) -> data_source.RoundDataSource:
         """The clients as a data source for `tff.program`: its rounds are those of `cohort`."""
@@ -113,8 +121,8 @@ class Experiment:
 class _CohortWithMemory(Sequence):
     """A cohort that attaches the clients' memories to their data."""
 
-    def __init__(self, cohort, clients, memory, round_num: int):
-        self._cohort, self._clients = cohort, clients
+    def __init__(self, cohort, clients, helpers, memory, round_num: int):
+        self._cohort, self._clients, self._helpers = cohort, clients, helpers
         self._memory, self._round_num = memory, round_num
 
     def __len__(self) -> int:
@@ -122,11 +130,10 @@ class _CohortWithMemory(Sequence):
 
     def __getitem__(self, index):
         if isinstance(index, slice):
-            return _CohortWithMemory(
-                self._cohort[index], self._clients[index], self._memory, self._round_num
-            )
-        client = int(self._clients[index])
-        return self._memory.attach(self._cohort[index], client, self._round_num)
+            parts = (part[index] for part in (self._cohort, self._clients, self._helpers))
+            return _CohortWithMemory(*parts, self._memory, self._round_num)
+        client, helpers = int(self._clients[index]), self._helpers[index]
+        return self._memory.attach(self._cohort[index], client, self._round_num, helpers)
 
 
 def build(config: configuration.RunConfig, data_dir: str | None = None) -> Experiment:

@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from tff_fedlabel import _notebook, _progress, _validation, models
+from tff_fedlabel import _notebook, _progress, _validation, algorithms, models
 from tff_fedlabel import runtime as runtimes
 from tff_fedlabel.datasets import federated, sources
 from tff_fedlabel.training import differential_privacy
@@ -40,13 +40,16 @@ from tff_fedlabel.training.interrupt import Interrupt, Interrupted
 from tff_fedlabel.training.run_directory import (
     RunDirectory,
     RunDirectoryError,
-    json_number,
     stored_runtime,
 )
+from tff_fedlabel.training.stored_values import json_number
 
 
 class ConfigError(ValueError):
-    """The choices of the run do not fit the data, each other, or the runtime."""
+    """The choices of the run do not fit the data, each other, or the runtime.
+
+    Or a function of the method returned what it must not.
+    """
 
 
 @_notebook.tells_errors_in_one_line
@@ -226,6 +229,8 @@ class _Rounds:
         except Exception as error:
             self._save(None)
             self._directory.note(f"failed after round {self._done}: {error}")
+            if isinstance(error, algorithms.MethodError):
+                raise ConfigError(str(error)) from error
             raise
         self._state, self._done = output.state, self._done + 1
         if self._memory is not None:
@@ -363,10 +368,13 @@ class _Best:
 
 
 def _round_metrics(metrics, seconds: float) -> dict[str, float]:
-    train = metrics["client_work"]["train"]
+    work, finalizer = metrics["client_work"], metrics["finalizer"]
     # A secure sum of metrics adds a structure: how many clients were clipped.
-    numbers = {n: v for n, v in train.items() if n != "secure_sum_measurements"}
+    numbers = {n: v for n, v in work["train"].items() if n != "secure_sum_measurements"}
     values = {name: float(np.asarray(value)) for name, value in numbers.items()}
+    for part in (work, finalizer):  # What did not change, since its new value was not finite.
+        for name in [name for name in part if name.endswith("_non_finite")]:
+            values[name] = float(np.asarray(part[name]))
     # The model's own metrics are over the labelled batches; `labeled_loss` is its `loss`.
     values["labeled_accuracy"] = values.pop("accuracy", math.nan)
     for duplicate in ("loss", "num_examples"):

@@ -14,11 +14,11 @@ from collections.abc import Iterator, Mapping
 from importlib import metadata
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import tensorflow_federated as tff
 from absl import logging as absl_logging
 
+from tff_fedlabel.training import stored_values
 from tff_fedlabel.training.config import RunConfig
 
 # Fields in which a resumed run may differ from what is on disk: it may go on for longer.
@@ -27,8 +27,9 @@ _MAY_DIFFER = ("rounds",)
 _PATHS = ("task", "source")
 # Schedules of the learning rate that depend on the number of rounds.
 _SCHEDULES_OVER_ALL_ROUNDS = ("cosine", "step")
-# What config.json holds besides the choices of a `RunConfig`.
-_NOT_CHOICES = ("versions", "runtimes", "data")
+# What config.json holds besides the choices of a `RunConfig`; `parameters`, whose entries are there
+# by themselves, only in runs of earlier versions.
+_NOT_CHOICES = ("versions", "runtimes", "data", "parameters")
 _DEFAULTS = {
     field.name: field.default
     for field in dataclasses.fields(RunConfig)
@@ -64,6 +65,10 @@ class RunDirectory:
         runtime_options: Mapping[str, Any],
     ):
         self.path, self.config = path, config
+        try:
+            self._choices = stored_values.stored(config.choices())
+        except ValueError as error:
+            raise RunDirectoryError(str(error)) from error
         self._runtime = {"runtime": runtime}
         if runtime_options:
             # As they will be read back, for comparison with what is there.
@@ -83,8 +88,7 @@ class RunDirectory:
 
     def _claim(self, resume: bool) -> None:
         """Makes sure that the directory is this run's, and removes what a crash left unfinished."""
-        choices = self.config.choices()
-        wanted = {name: json_number(value) for name, value in choices.items()}
+        wanted = self._choices
         self._is_new = False
         if (self.path / "config.json").exists():
             self._check_same_run(wanted, resume)
@@ -159,14 +163,14 @@ class RunDirectory:
                 f"{self.path} already holds a run; pass --resume (in Python: resume=True) to "
                 "continue it or choose another --output_dir."
             )
-        there = stored_choices(self.path)
+        there = _stored_choices(self.path)
         may_differ = () if self.config.lr_schedule in _SCHEDULES_OVER_ALL_ROUNDS else _MAY_DIFFER
         # A choice that did not exist when the run began has its default.
         there = {**_DEFAULTS, **there}
         differing = [
             f"{name} is {there.get(name)!r} there and {wanted.get(name)!r} here"
             for name in dict.fromkeys([*wanted, *there])
-            if json_number(there.get(name)) != wanted.get(name)
+            if there.get(name) != wanted.get(name)
             and name not in may_differ
             and not _is_moved(name, there.get(name), wanted.get(name))
         ]
@@ -253,7 +257,7 @@ class RunDirectory:
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in content.items()
         }
-        temporary.write_text(json.dumps(finite, indent=2) + "\n")
+        temporary.write_text(json.dumps(finite, indent=2, allow_nan=False) + "\n")
         os.replace(temporary, self.path / name)
 
     async def release(self, metrics: dict[str, float], round_num: int) -> None:
@@ -332,10 +336,13 @@ def stored_choices(path: str | os.PathLike) -> dict[str, Any]:
     Raises:
       RunDirectoryError: config.json cannot be read.
     """
+    return stored_values.restored(_stored_choices(path))
+
+
+def _stored_choices(path: str | os.PathLike) -> dict[str, Any]:
+    """The choices as config.json has them."""
     choices = _stored_config(path)
-    for name in _NOT_CHOICES:
-        choices.pop(name, None)
-    return {name: math.inf if value == "inf" else value for name, value in choices.items()}
+    return {name: value for name, value in choices.items() if name not in _NOT_CHOICES}
 
 
 def stored_runtime(path: str | os.PathLike) -> tuple[str, dict[str, Any]] | None:
@@ -373,9 +380,3 @@ def _is_moved(name: str, there: Any, here: Any) -> bool:
     if name not in _PATHS or not all(isinstance(p, str) and os.sep in p for p in (there, here)):
         return False
     return os.path.basename(there) == os.path.basename(here)
-
-
-def json_number(value):
-    """`value` in JSON's types: NumPy numbers as Python's, infinity (of alpha) as "inf"."""
-    value = value.item() if isinstance(value, np.generic) else value
-    return "inf" if value == math.inf else value
