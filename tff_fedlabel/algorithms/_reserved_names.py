@@ -13,7 +13,8 @@ _CHOICES = """
 _RECORDS = "versions runtimes data"
 # Other flags of the trainer, and those that absl adds to every program.
 _FLAGS = """
-    data_dir output_dir runtime workers max_concurrent_clients deterministic require_gpu resume
+    data_dir output_dir runtime workers max_concurrent_clients deterministic require_gpu
+    simulate_secure_aggregation resume
     checkpoint_every verbose
     alsologtostderr flagfile h help helpfull helpshort helpxml log_dir logger_levels logtostderr
     only_check_args pdb pdb_post_mortem profile_file run_with_pdb run_with_profiling
