@@ -7,7 +7,8 @@ from collections.abc import Iterable
 _CHOICES = """
     task source model num_clients clients_per_round alpha labeled_fraction rounds lr batch_size tau
     tau_unlabeled eval_every width algorithm partition split image_size mixed_precision lr_schedule
-    early_stopping_patience server_lr server_momentum parameters
+    early_stopping_patience server_lr server_momentum parameters dp_noise_multiplier
+    dp_clipping_norm dp_delta init_from
 """
 # What else config.json holds.
 _RECORDS = "versions runtimes data"
