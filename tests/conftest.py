@@ -37,3 +37,13 @@ def main(monkeypatch):
                 delattr(flags.FLAGS, name)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory):
+    """The directory of a small finished run; do not write to it."""
+    import trained_runs
+
+    output_dir = tmp_path_factory.mktemp("trained") / "run"
+    trained_runs.train(output_dir)
+    return output_dir

@@ -29,12 +29,14 @@ def run_script(module, command, *arguments):
     """The same for a script of `experiments`.
 
     Args:
-      module: The script, imported; its `define_flags` defines the flags.
+      module: The script, imported; its `define_flags` defines the flags, its `ARGUMENTS`, if there
+        are any, names the arguments that are no flags.
       command: Its function that runs once the flags are known to be right.
       *arguments: The command line without the program.
     """
 
     def main(argv):
-        return command_line.run_command(argv, module.define_flags, command)
+        names = getattr(module, "ARGUMENTS", "")
+        return command_line.run_command(argv, module.define_flags, command, arguments=names)
 
     return run_main(main, module.__file__, *arguments)

@@ -175,6 +175,7 @@ def _print_summary(summary: dict[str, Any], output_dir: str) -> None:
         "test loss": _four_digits(summary["test_loss"]),
         "validation accuracy": _four_digits(summary["validation_accuracy"]),
         "seconds per round": f"{summary['seconds_per_round']:.2f}",
+        **_of_clients(summary),
         "run directory": output_dir,
     }
     rows.update(_privacy_rows(summary))
@@ -195,6 +196,14 @@ def _privacy_rows(summary: dict[str, Any]) -> dict[str, str]:
         "cohorts known)",
         "  ": "of the model only: the metrics of training are not private",
     }
+
+
+def _of_clients(summary: dict[str, Any]) -> dict[str, str]:
+    """The row about accuracy by client, if it was measured."""
+    mean, worst = (summary.get(f"client_accuracy_{name}") for name in ("mean", "worst_tenth"))
+    if mean is None:
+        return {}
+    return {"accuracy by client": f"{mean:.4f} (worst tenth {worst:.4f})"}
 
 
 def _four_digits(value: float | None) -> str:

@@ -23,16 +23,19 @@ class UsageError(ValueError):
 def run_command(
     argv: Sequence[str],
     define: Callable[[], None],
-    command: Callable[[], int],
+    command: Callable[..., int],
     epilogue: str = "",
+    arguments: str = "",
 ) -> int:
     """Parses `argv` with the flags that `define` adds, then runs `command`.
 
     Args:
       argv: With the program's name first.
       define: Defines the flags.
-      command: Returns the exit code.
+      command: Takes the arguments that are no flags; returns the exit code.
       epilogue: A line for the end of the help.
+      arguments: The names of these arguments, "RUN_DIR OUT"; with "..." at the end, the last may be
+        given several times. Flags may stand before and after them.
 
     Returns:
       The exit code. What goes wrong is told in one line on stderr.
@@ -40,11 +43,13 @@ def run_command(
     define()
     try:
         if {"--help", "-help", "--helpshort", "-h", "-helpshort"} & set(argv[1:]):
-            print(_help(argv[0], define, epilogue))
+            print(_help(argv[0], define, epilogue, arguments))
             return 0
-        rest = FLAGS(list(argv))
-        if len(rest) > 1:
-            return _complain(f"unexpected argument {rest[1]!r}; flags start with --", 2)
+        FLAGS.set_gnu_getopt(True)
+        _, *given = FLAGS(list(argv))
+        wrong = _wrong_number(given, arguments)
+        if wrong:
+            return _complain(wrong, 2)
     except UnicodeError:
         return _complain("--flagfile names a file that is not text", 2)
     except flags.Error as error:
@@ -53,13 +58,23 @@ def run_command(
     if FLAGS.verbose:
         os.environ["TF_CPP_MIN_LOG_LEVEL"] = "0"
     try:
-        return command()
+        return command(*given)
     except KeyboardInterrupt:
         return _complain("interrupted", 130)
     except Exception as error:  # noqa: BLE001 (a user gets one line, whatever happened)
         if FLAGS.verbose:
             traceback.print_exc()
         return _complain(*_explain(error))
+
+
+def _wrong_number(given: Sequence[str], arguments: str) -> str | None:
+    """What is wrong with the number of arguments, if anything."""
+    names = arguments.split()
+    if len(given) < len(names):
+        return f"needs {arguments}, got {' '.join(given) or 'nothing'} (--helpshort explains)"
+    if len(given) > len(names) and not arguments.endswith("..."):
+        return f"unexpected argument {given[len(names)]!r}; flags start with --"
+    return None
 
 
 def _explain(error: Exception) -> tuple[str, int]:
@@ -112,8 +127,8 @@ def _complain(text: str, code: int) -> int:
     return code
 
 
-def _help(program: str, define: Callable[[], None], epilogue: str) -> str:
-    lines = [f"usage: {program} [--flag value ...]", ""]
+def _help(program: str, define: Callable[[], None], epilogue: str, arguments: str) -> str:
+    lines = [f"usage: {program} {arguments}{' ' if arguments else ''}[--flag value ...]", ""]
     # absl files the flags of a script under its name.
     module = sys.argv[0] if define.__module__ == "__main__" else define.__module__
     flags_of_module = FLAGS.flags_by_module_dict()[module]

@@ -127,7 +127,7 @@ def test_output_is_only_ours(reference):
     if (2, 18) <= _compatibility.tensorflow_version() < (2, 21):
         lines = [line for line in lines if not _HEEDS_NO_SETTING.match(line)]
     assert all(line.startswith("round ") for line in lines), err
-    assert len(out.splitlines()) == 10, out
+    assert len(out.splitlines()) == 11, out
     assert [line.split() for line in out.splitlines()][4] == ["runtime", "local"]
 
 

@@ -142,11 +142,11 @@ def test_the_list_of_names_is_complete():
 
 
 def test_the_list_of_metrics_is_complete():
-    from tff_fedlabel.training import evaluation, loop
+    from tff_fedlabel.training import evaluation, round_records
 
     train = {"accuracy": 1.0, "images_used": 2.0, "rejected_clients": 0.0}
     work = {"train": train, "server_state_non_finite": 0}
     finalizer = {"update_non_finite": 0, "server_training_non_finite": 1}
-    columns = loop._round_metrics({"client_work": work, "finalizer": finalizer}, 1.5)
+    columns = round_records.round_metrics({"client_work": work, "finalizer": finalizer}, 1.5)
     assert columns["server_training_non_finite"] == 1.0 and len(columns) == 7
     assert {*columns, *evaluation.NOT_EVALUATED} < _reserved_names.METRICS

@@ -8,10 +8,10 @@ _CHOICES = """
     task source model num_clients clients_per_round alpha labeled_fraction rounds lr batch_size tau
     tau_unlabeled eval_every width algorithm partition split image_size mixed_precision lr_schedule
     early_stopping_patience server_lr server_momentum parameters dp_noise_multiplier
-    dp_clipping_norm dp_delta init_from
+    dp_clipping_norm dp_delta init_from client_accuracy
 """
 # What else config.json holds.
-_RECORDS = "versions runtimes data"
+_RECORDS = "versions runtimes data images"
 # Other flags of the trainer, and those that absl adds to every program.
 _FLAGS = """
     data_dir output_dir runtime workers max_concurrent_clients deterministic require_gpu

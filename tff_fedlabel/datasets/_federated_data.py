@@ -326,6 +326,24 @@ class FederatedData:
         )
         return _tff_clients.FederatedClientData(arrays, rows, spec)
 
+    def client_arrays(self, client_id: ClientId, part: str = "labeled") -> collections.OrderedDict:
+        """A client's images with their true labels, in a fixed order.
+
+        Args:
+          client_id: one of `client_ids`.
+          part: "labeled", or "unlabeled", which needs hidden labels.
+
+        Returns:
+          OrderedDict(x=[n, ...], y=int32 [n]).
+
+        Raises:
+          ValueError: unknown client or `part`, or hidden labels are not known.
+        """
+        check_name("part", part, ("labeled", "unlabeled"))
+        labels = self._y if part == "labeled" else self._known_hidden("client_arrays")
+        rows = self._rows[self._known_client(client_id)][part == "unlabeled"]
+        return collections.OrderedDict(x=self._x[rows], y=labels[rows])
+
     def all_labeled(self) -> "FederatedData":
         """The same images, all labelled: the training data of an upper bound.
 

@@ -19,7 +19,7 @@ from tff_fedlabel.datasets._source_errors import UnusableFilesError
 SUFFIXES = (".png", ".jpg", ".jpeg")
 MIN_SIDE, MAX_SIDE = 8, 256  # What the models of this package take.
 _FORMATS = ("PNG", "JPEG")
-_GREY = ("1", "L", "LA", "I", "I;16", "I;16B")
+GREY = ("1", "L", "LA", "I", "I;16", "I;16B")
 _ORIENTATION = 0x0112  # EXIF; 5 to 8 are turned by 90 degrees.
 _BLOCK = 256  # Images between two writes.
 
@@ -76,9 +76,9 @@ class ImageFiles:
         wrong: dict[str, str] = {}
         headers = {}
         with concurrent.futures.ThreadPoolExecutor(threads()) as pool:
-            for path, header in zip(self._files, pool.map(_header, self._files), strict=True):
+            for path, header in zip(self._files, pool.map(read_header, self._files), strict=True):
                 if isinstance(header, Exception):
-                    wrong[path] = _problem(header)
+                    wrong[path] = why_unreadable(header)
                 else:
                     headers[path] = header
             if not headers:
@@ -89,16 +89,16 @@ class ImageFiles:
                 if wrong:
                     raise UnusableFilesError(self._folder, list(wrong.items())) from None
                 raise
-            channels = 1 if all(mode in _GREY for _, mode in headers.values()) else 3
+            channels = 1 if all(mode in GREY for _, mode in headers.values()) else 3
             shape = (*size, channels)
 
             def read_file(path):
                 if path in wrong:
                     return np.zeros(shape, np.uint8)
                 try:
-                    return _pixels(path, shape)
+                    return read_pixels(path, shape)
                 except Exception as error:  # Pillow raises whatever its decoders do.
-                    wrong[path] = _problem(error)
+                    wrong[path] = why_unreadable(error)
                     return np.zeros(shape, np.uint8)
 
             def blocks():
@@ -177,7 +177,7 @@ def resized(image: PIL.Image.Image, size: tuple[int, int]) -> PIL.Image.Image:
     return image if image.size == wanted else image.resize(wanted, PIL.Image.Resampling.BILINEAR)
 
 
-def _header(path: str) -> tuple[tuple[int, int], str] | Exception:
+def read_header(path: str) -> tuple[tuple[int, int], str] | Exception:
     """((height, width) as the image is seen, Pillow's mode), or why it cannot be read."""
     try:
         with PIL.Image.open(path, formats=_FORMATS) as image:
@@ -188,7 +188,7 @@ def _header(path: str) -> tuple[tuple[int, int], str] | Exception:
         return error
 
 
-def _pixels(path: str, shape: tuple[int, int, int]) -> np.ndarray:
+def read_pixels(path: str, shape: tuple[int, int, int]) -> np.ndarray:
     """uint8 [h, w, c]."""
     height, width, channels = shape
     with PIL.Image.open(path, formats=_FORMATS) as opened:
@@ -203,7 +203,7 @@ def _pixels(path: str, shape: tuple[int, int, int]) -> np.ndarray:
     return np.asarray(resized(image, (height, width))).reshape(shape)
 
 
-def _problem(error: Exception) -> str:
+def why_unreadable(error: Exception) -> str:
     if isinstance(error, PIL.UnidentifiedImageError):
         return "it is no PNG or JPEG image, or damaged"
     if isinstance(error, OSError) and error.strerror:

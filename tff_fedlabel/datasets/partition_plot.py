@@ -77,6 +77,7 @@ def _draw_counts(figure, axes, data) -> None:
     figure.colorbar(image, ax=axes, label="images", pad=0.01)
     axes.set_title("Images by class and client (white: none)")
     axes.set_xlabel("client, in the order of client_ids")
+    axes.xaxis.get_major_locator().set_params(integer=True)
     if data.num_classes <= _MOST_NAMED_CLASSES:
         axes.set_yticks(range(data.num_classes), data.label_names)
     else:
@@ -135,4 +136,5 @@ def _draw_mismatch(axes, mismatch) -> None:
     )
     axes.set_ylim(0, 1)
     axes.set_xlabel("clients with both parts")
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_ylabel("total variation")

@@ -21,9 +21,16 @@ _FROM = {
     "ConfigError": "loop",
     "Interrupted": "interrupt",
     "run": "loop",
-    "RunDirectoryError": "run_directory",
-    "stored_choices": "run_directory",
-    "stored_runtime": "run_directory",
+    "RunDirectoryError": "stored_run",
+    "stored_choices": "stored_run",
+    "stored_runtime": "stored_run",
+    "StoredRun": "stored_run",
+    "TrainedModel": "trained_model",
+    "load_model": "trained_model",
+    "export": "exporting",
+    "find_images": "prediction",
+    "predict": "prediction",
+    "write_report": "report",
 }
 
 __all__ = [*_FROM]

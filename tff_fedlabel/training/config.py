@@ -67,6 +67,9 @@ class RunConfig:
       dp_delta: The delta for which epsilon is given at the end; None is num_clients ** -1.1.
       seed: Seed of everything: splits, partition, labels kept, initial weights, sampling,
         augmentation.
+      init_from: Run directory whose trained model this run starts from: the same model on images
+        of the same shape and classes. None is a new model, by the seed.
+      client_accuracy: Whether accuracy by client is measured at the end of the run.
       parameters: The method's own parameters that replace the method's defaults.
 
     Raises:
@@ -101,6 +104,8 @@ class RunConfig:
     dp_clipping_norm: float | None = None
     dp_delta: float | None = None
     seed: int = 0
+    init_from: str | None = None
+    client_accuracy: bool = True
     parameters: dict[str, Any] = dataclasses.field(default_factory=dict, hash=False)
 
     def __post_init__(self):
@@ -131,6 +136,11 @@ class RunConfig:
             "server_momentum", self.server_momentum, 0.0, 1.0
         )
         checked["seed"] = check.check_seed(self.seed)
+        checked["client_accuracy"] = check.check_flag("client_accuracy", self.client_accuracy)
+        if self.init_from is not None:
+            kinds = (str, os.PathLike)
+            check.check_type("init_from", self.init_from, kinds, "None or the path of a run")
+            checked["init_from"] = os.fspath(self.init_from)
         if self.clients_per_round > self.num_clients:
             raise ValueError(
                 f"clients_per_round is {self.clients_per_round} but there are "

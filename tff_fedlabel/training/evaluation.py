@@ -5,6 +5,7 @@ import functools
 import itertools
 import math
 import os
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,42 @@ def _batch_function(model, weight_specs, image_spec):
         return tf.reduce_sum(tf.cast(hits, tf.float32)), model.loss(output=logits, label=y)
 
     return evaluate_batch
+
+
+def logits_of(
+    model: tff.learning.models.FunctionalModel, weights: Any, batches: Iterable[np.ndarray]
+) -> Iterator[np.ndarray]:
+    """Yields the logits of each batch in turn, float32 `[batch, classes]`.
+
+    Args:
+      model: Outputs logits `[batch, classes]`.
+      weights: `tff.learning.models.ModelWeights`.
+      batches: Images, uint8 `[batch, h, w, c]`, read as they are needed.
+    """
+    model_weights = (tuple(weights.trainable), tuple(weights.non_trainable))
+    batches, cores = iter(batches), len(os.sched_getaffinity(0))
+    with concurrent.futures.ThreadPoolExecutor(cores) as pool:
+        while some := list(itertools.islice(batches, cores)):
+            for logits in pool.map(lambda x: _batch_logits(model, model_weights, x), some):
+                yield logits.numpy()
+
+
+@tf.function(reduce_retracing=True)
+def _batch_logits(model, model_weights, x):
+    return model.predict_on_batch(model_weights, x, training=False)
+
+
+def batches_of(x: np.ndarray) -> Iterator[np.ndarray]:
+    """Cuts `[n, ...]` into batches for `logits_of`; the last holds what is left."""
+    for start in range(0, len(x), _BATCH):
+        yield x[start : start + _BATCH]
+
+
+def batches_of_images(images: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+    """Stacks images `[h, w, c]` into such batches, as they come."""
+    images = iter(images)
+    while some := list(itertools.islice(images, _BATCH)):
+        yield np.stack(some)
 
 
 NOT_EVALUATED = dict.fromkeys(

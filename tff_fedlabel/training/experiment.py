@@ -1,17 +1,17 @@
 """Data, clients, model and learning process of a run, built from its configuration."""
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import tensorflow as tf
+import numpy as np
 import tensorflow_federated as tff
 
 from tff_fedlabel import algorithms, models
 from tff_fedlabel.datasets import data_source, federated, own_data, partition, sources
 from tff_fedlabel.training import config as configuration
-from tff_fedlabel.training import differential_privacy
+from tff_fedlabel.training import differential_privacy, starting_point
+from tff_fedlabel.training import keras_model as keras_models
 from tff_fedlabel.training import memory as client_memory
 
 
@@ -136,19 +136,34 @@ class _CohortWithMemory(Sequence):
         return self._memory.attach(self._cohort[index], client, self._round_num, helpers)
 
 
-def build(config: configuration.RunConfig, data_dir: str | None = None) -> Experiment:
+def build(
+    config: configuration.RunConfig,
+    data_dir: str | None = None,
+    *,
+    initial_weights: Sequence[np.ndarray] | None = None,
+) -> Experiment:
     """Loads the data, divides it among the clients, and builds model and process.
 
     Args:
       config: The run's choices.
       data_dir: Where the data sets are; None is the loader's default.
+      initial_weights: What the model starts with, in the order of its `initial_weights`; None is
+        what the run in `config.init_from` ended with, or else what the seed gives.
 
     Raises:
+      ValueError: The choices do not fit the data, or the run in `config.init_from` has another
+        model.
+      RunDirectoryError, CheckpointError: The run in `config.init_from` cannot be read.
       datasets.sources.DataNotFoundError, datasets.sources.CorruptDataError: The data is missing or
         damaged.
     """
+    start = None
+    if initial_weights is None and config.init_from is not None:
+        start = starting_point.read(config.init_from)  # First: a wrong path costs no download.
     source, clients = _load(config, data_dir)
-    model = _build_model(config, source)
+    if start is not None:
+        initial_weights = start.weights_for(config, source)
+    model = _build_model(config, source, initial_weights)
     return assemble(config, source, clients, model)
 
 
@@ -231,24 +246,16 @@ def _load(config, data_dir) -> tuple[sources.Source, federated.FederatedData]:
     return source, clients
 
 
-def _build_model(config, source) -> tff.learning.models.FunctionalModel:
+def _build_model(config, source, initial_weights) -> tff.learning.models.FunctionalModel:
     input_shape = source.train.x.shape[1:]
-    with keras_policy(config.mixed_precision):
-        keras_model = models.build_keras(
-            config.model, input_shape, source.num_classes, width=config.width, seed=config.seed
-        )
+    keras_model = keras_models.build(
+        config.model,
+        input_shape,
+        source.num_classes,
+        width=config.width,
+        seed=config.seed,
+        mixed_precision=config.mixed_precision,
+    )
+    if initial_weights is not None:
+        keras_models.assign(keras_model, initial_weights)
     return models.functional_model(keras_model, input_shape=input_shape)
-
-
-@contextlib.contextmanager
-def keras_policy(dtype: str | None) -> Iterator[None]:
-    """Keras layers made inside the block compute in `dtype`; None changes nothing."""
-    if dtype is None:
-        yield
-        return
-    before = tf.keras.mixed_precision.global_policy()
-    tf.keras.mixed_precision.set_global_policy(f"mixed_{dtype}")
-    try:
-        yield
-    finally:
-        tf.keras.mixed_precision.set_global_policy(before)

@@ -11,6 +11,9 @@ A run directory holds
                  best/ holds the state with the best validation accuracy
   round.json     the metrics of the last saved round, until they are in metrics.csv
   summary.json   the result, once the run is finished
+  partition.csv  who holds how many images of which class, labelled and unlabelled
+  client_accuracy.csv, client_accuracy.png  accuracy of the final model by client
+  initial_weights.npz  what the run started from, if that was another run's model
 
 A round is computed from the state before it and from (seed, round) alone, so a run that was
 stopped anywhere and resumed ends with the same weights as one that was not.
@@ -18,7 +21,6 @@ stopped anywhere and resumed ends with the same weights as one that was not.
 
 import collections
 import contextlib
-import math
 import os
 import pathlib
 import sys
@@ -31,17 +33,15 @@ import numpy as np
 from tff_fedlabel import _notebook, _progress, _validation, algorithms, models
 from tff_fedlabel import runtime as runtimes
 from tff_fedlabel.datasets import federated, sources
-from tff_fedlabel.training import differential_privacy
+from tff_fedlabel.training import client_accuracy, differential_privacy
 from tff_fedlabel.training import experiment as experiments
 from tff_fedlabel.training.checkpoints import Checkpoints
 from tff_fedlabel.training.config import RunConfig, lr_factor
 from tff_fedlabel.training.evaluation import NOT_EVALUATED, evaluations
 from tff_fedlabel.training.interrupt import Interrupt, Interrupted
-from tff_fedlabel.training.run_directory import (
-    RunDirectory,
-    RunDirectoryError,
-    stored_runtime,
-)
+from tff_fedlabel.training.round_records import Best, round_metrics
+from tff_fedlabel.training.run_directory import RunDirectory
+from tff_fedlabel.training.stored_run import RunDirectoryError, stored_runtime
 from tff_fedlabel.training.stored_values import json_number
 
 
@@ -151,10 +151,16 @@ def run(
 
 def _build(config, experiment, data_dir, directory, interrupt) -> experiments.Experiment:
     try:
+        kept = directory.initial_weights()
+        options = {} if kept is None else {"initial_weights": kept}
         with interrupt.allowed():
             if experiment is None:
-                experiment = experiments.build(config, data_dir)
+                experiment = experiments.build(config, data_dir, **options)
             directory.check_data(experiment.fingerprint())
+        if config.init_from is not None and kept is None:
+            trainable, constant = experiment.model.initial_weights
+            directory.keep_initial_weights([*trainable, *constant])
+        directory.note_data(experiment.source, experiment.clients)
         if experiment.source.note:
             directory.note(experiment.source.note)
             print(experiment.source.note, file=sys.stderr)
@@ -201,7 +207,7 @@ class _Rounds:
         unfinished = directory.unfinished_round(start)
         if unfinished is not None:
             self._finish_round(unfinished)
-        best = _Best(directory.evaluated(self._done))
+        best = Best(directory.evaluated(self._done))
         if best.round_num == self._done > 0:  # Perhaps stopped before it was saved.
             self._checkpoints.save_best(self._content(), self._done)
         while self._done < config.rounds and not best.is_over(config.early_stopping_patience):
@@ -235,7 +241,7 @@ class _Rounds:
         self._state, self._done = output.state, self._done + 1
         if self._memory is not None:
             self._memory.update(output.metrics["client_work"]["memory"])
-        metrics = _round_metrics(output.metrics, time.perf_counter() - started)
+        metrics = round_metrics(output.metrics, time.perf_counter() - started)
         if self._memory is not None:
             metrics["memory_bytes"] = float(self._memory.nbytes)
         if self._done % self._checkpoint_every == 0 or self._done == self._config.rounds:
@@ -336,47 +342,21 @@ class _Rounds:
             labeled = self._experiment.clients.sizes()["labeled"]
             summary["labeled_images_at_server"] = int(labeled.sum())
         summary.update(self._experiment.privacy(self._done))
+        if config.client_accuracy:
+            summary.update(self._measure_clients())
         directory.finish(summary)
         return summary
 
-
-class _Best:
-    """The evaluation with the best validation accuracy; of equals, the first.
-
-    Args:
-      evaluated: (round, validation accuracy) of the evaluations so far, in order.
-    """
-
-    def __init__(self, evaluated):
-        self.round_num, self.accuracy = 0, -math.inf
-        self._without_better = 0
-        for round_num, accuracy in evaluated:
-            self.add(round_num, accuracy)
-
-    def add(self, round_num: int, accuracy: float) -> bool:
-        """Adds an evaluation (NaN if there was none); returns whether it is the best so far."""
-        if math.isnan(accuracy):
-            return False
-        self._without_better += 1
-        if accuracy <= self.accuracy:
-            return False
-        self.round_num, self.accuracy, self._without_better = round_num, accuracy, 0
-        return True
-
-    def is_over(self, patience: int | None) -> bool:
-        return patience is not None and self._without_better >= patience
-
-
-def _round_metrics(metrics, seconds: float) -> dict[str, float]:
-    work, finalizer = metrics["client_work"], metrics["finalizer"]
-    # A secure sum of metrics adds a structure: how many clients were clipped.
-    numbers = {n: v for n, v in work["train"].items() if n != "secure_sum_measurements"}
-    values = {name: float(np.asarray(value)) for name, value in numbers.items()}
-    for part in (work, finalizer):  # What did not change, since its new value was not finite.
-        for name in [name for name in part if name.endswith("_non_finite")]:
-            values[name] = float(np.asarray(part[name]))
-    # The model's own metrics are over the labelled batches; `labeled_loss` is its `loss`.
-    values["labeled_accuracy"] = values.pop("accuracy", math.nan)
-    for duplicate in ("loss", "num_examples"):
-        values.pop(duplicate, None)
-    return {**values, "seconds": seconds}
+    def _measure_clients(self) -> dict[str, float]:
+        """Writes the accuracy by client; returns what of it goes into the summary."""
+        rows = None
+        try:
+            with self._interrupt.allowed():
+                weights = self._process.get_model_weights(self._state)
+                experiment = self._experiment
+                rows = client_accuracy.measure(experiment.model, weights, experiment.clients)
+        except KeyboardInterrupt:
+            if rows is None:
+                self._stop()
+        client_accuracy.write(rows, self._directory.path)
+        return client_accuracy.in_short(rows)

@@ -18,6 +18,7 @@ from tff_fedlabel.algorithms import Method
 from tff_fedlabel.datasets import federated, sources
 from tff_fedlabel.training import config as configuration
 from tff_fedlabel.training import experiment as experiments
+from tff_fedlabel.training import keras_model
 
 # Fields of a RunConfig that one's own parts decide.
 _DECIDED = {
@@ -25,6 +26,7 @@ _DECIDED = {
     **dict.fromkeys(("num_clients", "alpha", "partition"), "the clients are one's own"),
     "labeled_fraction": "the clients say which images are labelled",
     "algorithm": "the method is an argument",
+    "init_from": "the model is an argument, which may hold trained weights",
     "parameters": "the method's parameters are arguments of their own",
 }
 _MODEL_CHOICES = ("width", "mixed_precision")
@@ -217,7 +219,7 @@ def _model(model: Any, clients, choices) -> tff.learning.models.FunctionalModel:
             "names are for images [height, width, channels]."
         )
     if isinstance(model, str):
-        with experiments.keras_policy(choices.get("mixed_precision")):
+        with keras_model.keras_policy(choices.get("mixed_precision")):
             model = models.build_keras(
                 model,
                 shape,

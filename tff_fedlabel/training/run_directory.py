@@ -10,36 +10,35 @@ import math
 import os
 import pathlib
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import tensorflow_federated as tff
 from absl import logging as absl_logging
 
-from tff_fedlabel.training import stored_values
+from tff_fedlabel.training import partition_table, stored_values
 from tff_fedlabel.training.config import RunConfig
+from tff_fedlabel.training.replacing import replacing
+from tff_fedlabel.training.stored_run import RunDirectoryError, readable, written_choices
 
-# Fields in which a resumed run may differ from what is on disk: it may go on for longer.
-_MAY_DIFFER = ("rounds",)
+# Fields in which a resumed run may differ from what is on disk: it may go on for longer, and what
+# is measured at its end does not change it.
+_MAY_DIFFER = ("rounds", "client_accuracy")
 # Fields that may be paths of one's own data, which may be moved.
 _PATHS = ("task", "source")
 # Schedules of the learning rate that depend on the number of rounds.
 _SCHEDULES_OVER_ALL_ROUNDS = ("cosine", "step")
-# What config.json holds besides the choices of a `RunConfig`; `parameters`, whose entries are there
-# by themselves, only in runs of earlier versions.
-_NOT_CHOICES = ("versions", "runtimes", "data", "parameters")
 _DEFAULTS = {
     field.name: field.default
     for field in dataclasses.fields(RunConfig)
     if field.default is not dataclasses.MISSING
 }
+_INITIAL_WEIGHTS = "initial_weights.npz"
+_PARTITION = "partition.csv"
 _PACKAGES = ("tff-fedlabel", "tensorflow-federated", "tensorflow", "numpy", "keras-cv")
-
-
-class RunDirectoryError(ValueError):
-    """The output directory cannot hold this run: it has another run, or it is not writable."""
 
 
 class RunDirectory:
@@ -124,27 +123,28 @@ class RunDirectory:
     def discard_if_new(self) -> None:
         """Removes what `__init__` created, if the run did not start."""
         if self._is_new:
-            for name in ("config.json", "run.log"):
+            for name in ("config.json", "run.log", _INITIAL_WEIGHTS, _PARTITION):
                 (self.path / name).unlink(missing_ok=True)
             with contextlib.suppress(OSError):
                 self.path.rmdir()
 
     def check_rounds(self, done: int) -> None:
-        """Raises `RunDirectoryError` if the run is past `rounds`; records a longer goal."""
+        """Raises `RunDirectoryError` if the run is past `rounds`; records what may differ."""
         if done > self.config.rounds:
             raise RunDirectoryError(
                 f"the run in {self.path} has done {done} rounds, more than the "
                 f"{self.config.rounds} requested."
             )
         config = json.loads((self.path / "config.json").read_text())
-        if config["rounds"] != self.config.rounds:
-            self._write_json("config.json", {**config, "rounds": self.config.rounds})
+        now = {**config, **{name: getattr(self.config, name) for name in _MAY_DIFFER}}
+        if now != config:
+            self._write_json("config.json", now)
 
     def note_start(self, done: int) -> None:
         """Records that the run continues from round `done`, and in which runtime."""
         config = json.loads((self.path / "config.json").read_text())
         # What another runtime computed from `done` on is computed again.
-        with _readable(self.path / "config.json", "restore its list of runtimes"):
+        with readable(self.path / "config.json", "restore its list of runtimes"):
             before = [entry for entry in config.get("runtimes", []) if entry["from_round"] < done]
         runtimes = list(before)
         if not before or {**self._runtime, "from_round": before[-1]["from_round"]} != before[-1]:
@@ -163,8 +163,10 @@ class RunDirectory:
                 f"{self.path} already holds a run; pass --resume (in Python: resume=True) to "
                 "continue it or choose another --output_dir."
             )
-        there = _stored_choices(self.path)
-        may_differ = () if self.config.lr_schedule in _SCHEDULES_OVER_ALL_ROUNDS else _MAY_DIFFER
+        there = written_choices(self.path)
+        may_differ = set(_MAY_DIFFER)
+        if self.config.lr_schedule in _SCHEDULES_OVER_ALL_ROUNDS:
+            may_differ.remove("rounds")
         # A choice that did not exist when the run began has its default.
         there = {**_DEFAULTS, **there}
         differing = [
@@ -196,6 +198,40 @@ class RunDirectory:
                 "--data_dir, or choose another --output_dir."
             )
 
+    def note_data(self, source: Any, clients: Any) -> None:
+        """Keeps what the pictures of a run, and those who use its model, must know about the data.
+
+        Args:
+          source: The `datasets.sources.Source`: shape of the images and names of the classes go to
+            config.json.
+          clients: The `FederatedData`: who holds which classes goes to partition.csv.
+        """
+        config = json.loads((self.path / "config.json").read_text())
+        shape = [int(side) for side in source.train.x.shape[1:]]
+        images = {"shape": shape, "class_names": [str(name) for name in source.label_names]}
+        if config.get("images") != images:
+            self._write_json("config.json", {**config, "images": images})
+        if not (self.path / _PARTITION).exists():
+            partition_table.of_clients(clients).write(self.path / _PARTITION)
+
+    def initial_weights(self) -> list[np.ndarray] | None:
+        """The weights of another run that this one started from; None if there are none yet.
+
+        Raises:
+          RunDirectoryError: The file is damaged.
+        """
+        path = self.path / _INITIAL_WEIGHTS
+        if not path.exists():
+            return None
+        mending = "delete it to read the weights of init_from again, if that run is as it was"
+        with readable(path, mending), np.load(path) as arrays:
+            return [arrays[name] for name in sorted(arrays, key=int)]
+
+    def keep_initial_weights(self, weights: Iterable[np.ndarray]) -> None:
+        """Keeps a copy of what `init_from` gave: the other run may change or go away."""
+        with replacing(self.path / _INITIAL_WEIGHTS) as partial, partial.open("wb") as file:
+            np.savez(file, **{str(index): array for index, array in enumerate(weights)})
+
     def finished_summary(self) -> dict[str, Any] | None:
         """The summary of a finished run; None if rounds or the summary are missing.
 
@@ -205,7 +241,7 @@ class RunDirectory:
         path = self.path / "summary.json"
         if not path.exists():
             return None
-        with _readable(path, "delete it to have it written again"):
+        with readable(path, "delete it to have it written again"):
             summary = json.loads(path.read_text())
             rounds = int(summary["rounds"])
         if rounds < self.config.rounds:
@@ -222,7 +258,7 @@ class RunDirectory:
         path = self.path / "round.json"
         if not done or not path.exists() or any(done == n for n, _ in self.evaluated(None)):
             return None
-        with _readable(path, f"delete it to resume without the metrics of round {done}"):
+        with readable(path, f"delete it to resume without the metrics of round {done}"):
             metrics = json.loads(path.read_text())
             if metrics.pop("round") != done:
                 return None
@@ -236,7 +272,7 @@ class RunDirectory:
         path = self.path / "metrics.csv"
         if not path.exists():
             return []
-        with _readable(path, "restore it, or delete it to resume without the rows of past rounds"):
+        with readable(path, "restore it, or delete it to resume without the rows of past rounds"):
             # Exactly what was written: an accuracy must not beat its own copy.
             rows = pd.read_csv(path, float_precision="round_trip")
             if len(rows) and not pd.api.types.is_integer_dtype(rows["round"]):
@@ -316,60 +352,6 @@ class RunDirectory:
         """Adds a line to run.log."""
         absl_logging.set_verbosity(absl_logging.INFO)
         absl_logging.info("%s", text)
-
-
-@contextlib.contextmanager
-def _readable(path: pathlib.Path, mending: str) -> Iterator[None]:
-    """Inside, whatever a damaged file leads to becomes a `RunDirectoryError` of one line."""
-    try:
-        yield
-    except (ValueError, LookupError, TypeError, AttributeError, OSError) as error:
-        problem = (str(error).strip().splitlines() or [""])[0]
-        raise RunDirectoryError(
-            f"{path} is damaged ({type(error).__name__}: {problem}); {mending}."
-        ) from error
-
-
-def stored_choices(path: str | os.PathLike) -> dict[str, Any]:
-    """The choices of the run in the directory `path`; empty if there is none.
-
-    Raises:
-      RunDirectoryError: config.json cannot be read.
-    """
-    return stored_values.restored(_stored_choices(path))
-
-
-def _stored_choices(path: str | os.PathLike) -> dict[str, Any]:
-    """The choices as config.json has them."""
-    choices = _stored_config(path)
-    return {name: value for name, value in choices.items() if name not in _NOT_CHOICES}
-
-
-def stored_runtime(path: str | os.PathLike) -> tuple[str, dict[str, Any]] | None:
-    """The last runtime of the run in the directory `path` and its options; None if there is none.
-
-    Raises:
-      RunDirectoryError: config.json cannot be read.
-    """
-    runtimes = _stored_config(path).get("runtimes")
-    if not runtimes:
-        return None
-    try:
-        return runtimes[-1]["runtime"], dict(runtimes[-1].get("options", {}))
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise RunDirectoryError(f"{path}/config.json names no runtime: {error!r}.") from error
-
-
-def _stored_config(path: str | os.PathLike) -> dict[str, Any]:
-    try:
-        config = json.loads((pathlib.Path(path) / "config.json").read_text())
-    except FileNotFoundError:
-        return {}
-    except (ValueError, OSError) as error:
-        raise RunDirectoryError(f"{path}/config.json cannot be read: {error}.") from error
-    if not isinstance(config, dict):
-        raise RunDirectoryError(f"{path}/config.json cannot be read: it does not hold choices.")
-    return config
 
 
 def _is_moved(name: str, there: Any, here: Any) -> bool:

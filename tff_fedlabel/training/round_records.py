@@ -1,0 +1,48 @@
+"""What is known of the rounds of a run: their metrics, and which was the best."""
+
+import math
+
+import numpy as np
+
+
+class Best:
+    """The evaluation with the best validation accuracy; of equals, the first.
+
+    Args:
+      evaluated: (round, validation accuracy) of the evaluations so far, in order.
+    """
+
+    def __init__(self, evaluated):
+        self.round_num, self.accuracy = 0, -math.inf
+        self._without_better = 0
+        for round_num, accuracy in evaluated:
+            self.add(round_num, accuracy)
+
+    def add(self, round_num: int, accuracy: float) -> bool:
+        """Adds an evaluation (NaN if there was none); returns whether it is the best so far."""
+        if math.isnan(accuracy):
+            return False
+        self._without_better += 1
+        if accuracy <= self.accuracy:
+            return False
+        self.round_num, self.accuracy, self._without_better = round_num, accuracy, 0
+        return True
+
+    def is_over(self, patience: int | None) -> bool:
+        return patience is not None and self._without_better >= patience
+
+
+def round_metrics(metrics, seconds: float) -> dict[str, float]:
+    """One row of metrics.csv, but for the evaluation, from the metrics of a process's `next`."""
+    work, finalizer = metrics["client_work"], metrics["finalizer"]
+    # A secure sum of metrics adds a structure: how many clients were clipped.
+    numbers = {n: v for n, v in work["train"].items() if n != "secure_sum_measurements"}
+    values = {name: float(np.asarray(value)) for name, value in numbers.items()}
+    for part in (work, finalizer):  # What did not change, since its new value was not finite.
+        for name in [name for name in part if name.endswith("_non_finite")]:
+            values[name] = float(np.asarray(part[name]))
+    # The model's own metrics are over the labelled batches; `labeled_loss` is its `loss`.
+    values["labeled_accuracy"] = values.pop("accuracy", math.nan)
+    for duplicate in ("loss", "num_examples"):
+        values.pop(duplicate, None)
+    return {**values, "seconds": seconds}
