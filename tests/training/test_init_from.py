@@ -138,5 +138,5 @@ def test_a_damaged_copy_of_the_weights(trained, tmp_path):
     stored = {**config.choices(), "task": "digits"}
     (tmp_path / "config.json").write_text(json.dumps(stored))
     (tmp_path / "initial_weights.npz").write_bytes(b"PK nothing")
-    with pytest.raises(training.RunDirectoryError, match="initial_weights.npz cannot be read"):
+    with pytest.raises(training.RunDirectoryError, match="initial_weights.npz is damaged"):
         training.run(config, tmp_path, resume=True)

@@ -10,7 +10,7 @@ import pytest
 
 from tff_fedlabel import algorithms, training
 from tff_fedlabel.algorithms import _reserved_names
-from tff_fedlabel.training import run_directory
+from tff_fedlabel.training import stored_run
 from tff_fedlabel.training.run_directory import RunDirectory
 
 
@@ -134,7 +134,7 @@ def test_the_list_of_names_is_complete():
     for module in ("absl.app", "absl.flags", "absl.logging"):
         names |= {flag.name for flag in flags.FLAGS.flags_by_module_dict().get(module, ())}
     names |= {field.name for field in dataclasses.fields(training.RunConfig)}
-    names |= set(run_directory._NOT_CHOICES)
+    names |= set(stored_run._NOT_CHOICES)
     assert names - _reserved_names.PARAMETERS == {"seed", "strong_augment"}
     for method in algorithms.METHODS.values():
         _reserved_names.check_parameters(method.name, method.config_class)
