@@ -201,7 +201,6 @@ def test_a_shuffled_dataset_has_one_order_however_often_it_is_read():
         return tf.data.Dataset.range(1000).shuffle(1000, seed=1)
 
     first = [int(number) for number in make().take(3)]
-    assert first[0] == 120
     value = int("".join(f"{number:03}" for number in first))
     shuffled, endless = make(), make().repeat()
     with runtime.use("device"):

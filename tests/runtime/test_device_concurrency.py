@@ -68,10 +68,10 @@ def test_ready_computations_do_not_wait_for_one_that_is_compiled(here, monkeypat
     compiling, ready = threading.Event(), threading.Event()
     compile_computation = device.compile_computation
 
-    def compile_slowly(comp):
+    def compile_slowly(*arguments):
         compiling.set()
         assert ready.wait(30)
-        return compile_computation(comp)
+        return compile_computation(*arguments)
 
     def call_slow():
         with in_context(here):

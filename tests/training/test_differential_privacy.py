@@ -186,7 +186,8 @@ def test_bad_choices_are_refused(choices, message):
     "field", ["aggregate", "server_state", "choose_helpers", "server_training"]
 )
 def test_methods_that_release_more_than_updates_are_refused(field):
-    fields = {"server_update": print, "initial_memory": print, field: print}
+    needs = {"server_state": "server_update", "choose_helpers": "initial_memory"}
+    fields = {name: print for name in (field, needs.get(field)) if name}
     method = dataclasses.replace(algorithms.METHODS["fedlabel"], name="own", **fields)
     config = types.SimpleNamespace(**PRIVATE, dp_delta=None, num_clients=5, clients_per_round=2)
     with pytest.raises(ValueError, match="with the algorithm own: it .* without noise"):

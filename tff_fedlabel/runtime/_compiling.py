@@ -59,7 +59,7 @@ class RoundPlan:
 
 
 def compile_computation(
-    comp: tff.framework.ConcreteComputation, simulate_secure_aggregation: bool
+    comp: tff.framework.ConcreteComputation, simulate_secure_aggregation: bool = False
 ) -> LocalPlan | RoundPlan:
     """Compiles a computation.
 
