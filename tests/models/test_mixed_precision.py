@@ -190,8 +190,10 @@ def gradient_errors(policy, before, after):
     """
     rng = np.random.default_rng(0)
     tf.keras.mixed_precision.set_global_policy(policy)
-    layers = [L.Flatten(), L.Dense(8, use_bias=False), L.Lambda(lambda x: x * before)]
-    layers += [L.Dense(CLASSES), L.Lambda(lambda x: x * after)]
+    kernels = [tf.keras.initializers.GlorotUniform(seed) for seed in (0, 1)]
+    layers = [L.Flatten(), L.Dense(8, use_bias=False, kernel_initializer=kernels[0])]
+    layers += [L.Lambda(lambda x: x * before), L.Dense(CLASSES, kernel_initializer=kernels[1])]
+    layers += [L.Lambda(lambda x: x * after)]
     model = models.functional_model(tf.keras.Sequential(layers), input_shape=SHAPE)
     x = tf.constant(rng.random((6, *SHAPE)), tf.float32)
     y = rng.integers(0, CLASSES, 6).astype(np.int32)
@@ -219,7 +221,8 @@ OVERFLOWING = (2.0**-14, 2.0**14)
 @pytest.mark.parametrize("factors", [VANISHING, (1.0, 1.0), OVERFLOWING])
 @both_policies
 def test_gradients_neither_vanish_nor_overflow(factors, policy):
-    assert max(gradient_errors(policy, *factors)) < 4 * ROUNDING[policy]
+    # TensorFlow 2.14 adds up in 16 bits; gradients that vanished would be off by 1.
+    assert max(gradient_errors(policy, *factors)) < 8 * ROUNDING[policy]
 
 
 @float16
