@@ -109,7 +109,8 @@ for images in sorted(folder.glob("*.npy")):
     loaded = tf_keras.models.load_model(folder / f"{name}.keras", compile=False)
     answers["keras"] = loaded(x).numpy()
     np.savez(folder / f"{name}-answers", **answers)
-print("not there:", [name for name, module in sys.modules.items() if module and "fed" in name])
+found = [name for name, module in sys.modules.items() if module]
+print("not there:", [name for name in found if "fedlabel" in name or "federated" in name])
 """
 
 
