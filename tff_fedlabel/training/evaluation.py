@@ -5,7 +5,7 @@ import functools
 import itertools
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -42,14 +42,8 @@ def evaluate(
         return len(y), *evaluate_batch(model_weights, x, y)
 
     correct = loss = count = 0.0
-    starts = iter(range(0, len(examples), _BATCH))
-    cores = len(os.sched_getaffinity(0))
-    # Several at once, since an operation may be limited to one core: `runtime.device.share_cores`.
-    with concurrent.futures.ThreadPoolExecutor(cores) as pool:
-        while some := list(itertools.islice(starts, cores)):
-            for size, batch_correct, batch_loss in pool.map(of_batch, some):
-                correct, loss = correct + batch_correct, loss + batch_loss * size
-                count += size
+    for size, batch_correct, batch_loss in _on_all_cores(of_batch, range(0, len(examples), _BATCH)):
+        correct, loss, count = correct + batch_correct, loss + batch_loss * size, count + size
     return (float(correct) / count, float(loss) / count) if count else (math.nan, math.nan)
 
 
@@ -77,16 +71,24 @@ def logits_of(
       batches: Images, uint8 `[batch, h, w, c]`, read as they are needed.
     """
     model_weights = (tuple(weights.trainable), tuple(weights.non_trainable))
-    batches, cores = iter(batches), len(os.sched_getaffinity(0))
-    with concurrent.futures.ThreadPoolExecutor(cores) as pool:
-        while some := list(itertools.islice(batches, cores)):
-            for logits in pool.map(lambda x: _batch_logits(model, model_weights, x), some):
-                yield logits.numpy()
+    for logits in _on_all_cores(lambda x: _batch_logits(model, model_weights, x), batches):
+        yield logits.numpy()
 
 
 @tf.function(reduce_retracing=True)
 def _batch_logits(model, model_weights, x):
     return model.predict_on_batch(model_weights, x, training=False)
+
+
+def _on_all_cores(function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+    """`map(function, items)`, with one item for each core read and computed at a time.
+
+    Several at once, since an operation may be limited to one core: `runtime.device.share_cores`.
+    """
+    items, cores = iter(items), len(os.sched_getaffinity(0))
+    with concurrent.futures.ThreadPoolExecutor(cores) as pool:
+        while some := list(itertools.islice(items, cores)):
+            yield from pool.map(function, some)
 
 
 def batches_of(x: np.ndarray) -> Iterator[np.ndarray]:
