@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tff_fedlabel import _validation
@@ -27,9 +27,12 @@ class Task:
       tau: Labelled steps, or "epoch" for one pass over the labelled images.
       tau_unlabeled: tau', unlabelled steps, or "epoch".
       strong_augment: A name of `training.STRONG_AUGMENTS`.
+      weak_augment: A name of `training.WEAK_AUGMENTS`; letters and digits are not mirrored.
       eval_every: Rounds between evaluations.
       width: Width of the model; None is the model's own default.
       origin: Where the values come from.
+      by_method: Method -> what replaces the values above, and the method's own defaults, in its
+        runs.
     """
 
     source: str
@@ -44,9 +47,11 @@ class Task:
     tau: int | str
     tau_unlabeled: int | str
     strong_augment: str = "paper"
+    weak_augment: str = "flip_and_shift"
     eval_every: int = 10
     width: int | None = None
     origin: str = ""
+    by_method: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict, hash=False)
 
 
 _PAPER = (
@@ -56,7 +61,9 @@ _PAPER = (
 )
 
 
-def _paper_task(source: str, model: str, num_clients: int, cohort: int, fraction: float) -> Task:
+def _paper_task(
+    source: str, model: str, num_clients: int, cohort: int, fraction: float, **more: Any
+) -> Task:
     return Task(
         source=source,
         model=model,
@@ -70,11 +77,12 @@ def _paper_task(source: str, model: str, num_clients: int, cohort: int, fraction
         tau=10,
         tau_unlabeled=10,
         origin=_PAPER,
+        **more,
     )
 
 
 TASKS = {
-    "emnist": _paper_task("emnist", "resnet18", 100, 10, 0.2),
+    "emnist": _paper_task("emnist", "resnet18", 100, 10, 0.2, weak_augment="shift"),
     "cifar10": _paper_task("cifar10", "resnet34", 100, 10, 0.2),
     "cifar100": _paper_task("cifar100", "resnet50", 100, 10, 0.2),
     "organamnist": _paper_task("organamnist", "resnet18", 10, 3, 0.05),
@@ -113,6 +121,7 @@ TASKS = {
         tau=5,
         tau_unlabeled=5,
         strong_augment="single",
+        weak_augment="small_shift",
         eval_every=5,
         width=16,
         origin=(

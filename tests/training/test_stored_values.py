@@ -135,7 +135,7 @@ def test_the_list_of_names_is_complete():
         names |= {flag.name for flag in flags.FLAGS.flags_by_module_dict().get(module, ())}
     names |= {field.name for field in dataclasses.fields(training.RunConfig)}
     names |= set(stored_run._NOT_CHOICES)
-    assert names - _reserved_names.PARAMETERS == {"seed", "strong_augment"}
+    assert names - _reserved_names.PARAMETERS == {"seed", "strong_augment", "weak_augment"}
     for method in algorithms.METHODS.values():
         _reserved_names.check_parameters(method.name, method.config_class)
     algorithms.register(with_field("strong_augment"))

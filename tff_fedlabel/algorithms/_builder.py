@@ -13,6 +13,8 @@ from tff_fedlabel.algorithms import _builder_arguments, _method, _method_checks,
 @functools.cache
 def of(method: _method.Method) -> Callable[..., tff.learning.templates.LearningProcess]:
     """The function `build_<name>` of a method."""
+    weighting = tff.learning.ClientWeighting
+    default_weighting = weighting.UNIFORM if method.uniform_mean else weighting.NUM_EXAMPLES
 
     def build(
         model: tff.learning.models.FunctionalModel,
@@ -20,7 +22,7 @@ def of(method: _method.Method) -> Callable[..., tff.learning.templates.LearningP
         config: Any = method.config_class(),  # noqa: B008 (frozen)
         *,
         server_optimizer: tff.learning.optimizers.Optimizer | None = None,
-        client_weighting: tff.learning.ClientWeighting = tff.learning.ClientWeighting.NUM_EXAMPLES,
+        client_weighting: tff.learning.ClientWeighting = default_weighting,
         model_distributor: tff.learning.templates.DistributionProcess | None = None,
         model_aggregator: tff.aggregators.WeightedAggregationFactory | None = None,
         metrics_aggregator: Callable[..., Any] | None = None,
@@ -79,9 +81,10 @@ _DOCSTRING = """Builds the method `{name}` as a learning process.
         softmax cross-entropy.
       client_optimizer: The optimizer of the local steps (eta); each phase starts from fresh state.
       config: The method's parameters, a `{config}`.
-      server_optimizer: Applies the aggregated update; SGD with learning rate 1 by default.
+      server_optimizer: Applies the aggregated update; by default SGD with learning rate 1 and the
+        method's `server_momentum`, 0 for most.
       client_weighting: `NUM_EXAMPLES` is r_k; `UNIFORM` gives every client that contributed the
-        same weight.
+        same weight, and is the default of methods whose authors say so.
       model_distributor: As in `tff.learning.algorithms.build_weighted_fed_avg`.
       model_aggregator: Any weighted factory of `tff.aggregators`; by default the weighted mean. An
         unweighted one wrapped by `tff.aggregators.as_weighted_aggregator` ignores weights, so

@@ -22,15 +22,17 @@ class Step(NamedTuple):
       gradients: The gradients for the optimizer, a tuple like the weights.
       num_examples: float32 [], the number of images of the batch that took part.
       metrics: `OrderedDict` name -> `(total,)` or `(numerator, denominator)`, float32 scalars.
-      logits: On labelled batches, the logits; with `loss` they give the model's own metrics. Else
-        None.
-      loss: On labelled batches, the batch's loss; else None.
+      logits: Of labelled images, the logits; with `labels` and `loss` they give the model's own
+        metrics. Else None.
+      labels: Of labelled images, their labels; else None.
+      loss: Of labelled images, their loss; else None.
     """
 
     gradients: Any
     num_examples: tf.Tensor
     metrics: collections.OrderedDict
     logits: Any = None
+    labels: Any = None
     loss: Any = None
 
 
@@ -89,7 +91,7 @@ def run(
                 loss=done.loss, predictions=done.logits, num_examples=_batch_size(done.logits)
             )
             model_metrics = model.update_metrics_state(
-                model_metrics, labels=batch["y"], batch_output=output
+                model_metrics, labels=done.labels, batch_output=output
             )
         return step_num + 1, optimizer_state, weights, totals, model_metrics
 
@@ -124,6 +126,30 @@ def _reading_options() -> tf.data.Options:
     return options
 
 
+def pairs(labeled: tf.data.Dataset, unlabeled: tf.data.Dataset) -> tf.data.Dataset:
+    """One batch of each kind for each step, for methods that use both in one step.
+
+    Args:
+      labeled, unlabeled: Batches; one of them, or both, may have none.
+
+    Returns:
+      Batches `OrderedDict(labeled=, unlabeled=)`, as many as the longer of the two has. Where the
+      shorter has no more, its part is a batch of 0 images.
+    """
+    zipped = tf.data.Dataset.zip((_and_empty_ones(labeled), _and_empty_ones(unlabeled)))
+    wanted = zipped.take_while(lambda a, b: tf.logical_or(a[0], b[0]))
+    return wanted.map(lambda a, b: collections.OrderedDict(labeled=a[1], unlabeled=b[1]))
+
+
+def _and_empty_ones(batches):
+    """Pairs (True, batch), then (False, a batch of 0 images) without end."""
+    empty = tf.nest.map_structure(
+        lambda spec: tf.zeros([0, *spec.shape[1:]], spec.dtype), batches.element_spec
+    )
+    filler = tf.data.Dataset.from_tensors((False, empty)).repeat()
+    return batches.map(lambda batch: (True, batch)).concatenate(filler)
+
+
 def labeled_step(
     setup: _method.Setup, client: _method.Client, proximal_strength: float = 0.0
 ) -> Callable[[Any, Any, tf.Tensor], Step]:
@@ -153,7 +179,7 @@ def _labeled_step(setup, client, proximal_strength, weights, batch, step_num):
         )
     images = tf.cast(_batch_size(logits), tf.float32)
     metrics = collections.OrderedDict(labeled_loss=(tf.cast(loss, tf.float32) * images, images))
-    return Step(gradients, images, metrics, logits, loss)
+    return Step(gradients, images, metrics, logits, batch["y"], loss)
 
 
 def _batch_size(logits):

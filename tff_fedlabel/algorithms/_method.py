@@ -145,8 +145,8 @@ class Method:
       config_class: The frozen dataclass of its parameters, all with defaults, `seed` among
         them. The first sentence about a field in the class's docstring, or the field's
         `metadata["help"]`, explains its flag on the command line. `register` refuses names of the
-        trainer's choices and flags, such as lr, but for seed and strong_augment, which the run
-        sets.
+        trainer's choices and flags, such as lr, but for seed, strong_augment and weak_augment,
+        which the run sets.
       client_update: `(Setup, Client) -> ClientOutput`, a client's work in a round.
       reads_unlabeled: Whether it reads unlabelled images.
       initial_weights: `(Setup) -> tuple of trainable weights`; the model's own by default.
@@ -166,6 +166,9 @@ class Method:
       server_training: `(Setup, Server) -> tuple of trainable weights`: trains at the server after
         each aggregation, on the data given to the builder as `server_data`. Weights that are not
         finite are dropped, and `server_training_non_finite` of the round is 1.
+      uniform_mean: Whether clients count equally by default: the builder's `client_weighting` is
+        then `UNIFORM`.
+      server_momentum: The momentum of the server's SGD where none is given, in [0, 1].
 
     Raises:
       ValueError: A field is of the wrong type or lacks the field that it goes with; the message
@@ -183,6 +186,8 @@ class Method:
     initial_memory: Callable[[Setup], Any] | None = None
     choose_helpers: Callable[[Any, int, int], Sequence[int]] | None = None
     server_training: Callable[[Setup, Server], Any] | None = None
+    uniform_mean: bool = False
+    server_momentum: float = 0.0
 
     def __post_init__(self):
         name = self.name
@@ -191,8 +196,9 @@ class Method:
         if keyword.iskeyword(name):
             raise ValueError(f"name must be no keyword of Python, got {name!r}.")
         _check_config_class(name, self.config_class)
-        functions = [f.name for f in dataclasses.fields(self)]
-        for field in functions[functions.index("reads_unlabeled") + 1 :]:
+        names = [f.name for f in dataclasses.fields(self)]
+        functions = names[names.index("reads_unlabeled") + 1 : names.index("uniform_mean")]
+        for field in functions:
             _validation.check_callable_or_none(
                 f"{field} of the method {name}", getattr(self, field), "a function"
             )
@@ -201,10 +207,13 @@ class Method:
                 f"client_update of the method {name} must be a callable, got "
                 f"{self.client_update!r}."
             )
-        reads_unlabeled = _validation.check_flag(
-            f"reads_unlabeled of the method {name}", self.reads_unlabeled
+        for field in ("reads_unlabeled", "uniform_mean"):
+            flag = _validation.check_flag(f"{field} of the method {name}", getattr(self, field))
+            object.__setattr__(self, field, flag)
+        momentum = _validation.check_number(
+            f"server_momentum of the method {name}", self.server_momentum, 0.0, 1.0
         )
-        object.__setattr__(self, "reads_unlabeled", reads_unlabeled)
+        object.__setattr__(self, "server_momentum", momentum)
         for one, other in (
             ("server_state", "server_update"),
             ("server_update", "server_state"),

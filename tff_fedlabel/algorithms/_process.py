@@ -47,7 +47,9 @@ def build_learning_process(
     if model_distributor is None:
         model_distributor = tff.learning.templates.build_broadcast_process(weights_type)
     if server_optimizer is None:
-        server_optimizer = tff.learning.optimizers.build_sgdm(learning_rate=1.0)
+        server_optimizer = tff.learning.optimizers.build_sgdm(
+            learning_rate=1.0, momentum=method.server_momentum
+        )
     aggregation, secure = None, False
     if method.aggregate is None:
         if model_aggregator is None:

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterable
 
-# Choices of every run. `seed` and `strong_augment`, which are too, the run passes on to the method.
+# Choices of every run. `seed`, `strong_augment` and `weak_augment`, too, go on to the method.
 _CHOICES = """
     task source model num_clients clients_per_round alpha labeled_fraction rounds lr batch_size tau
     tau_unlabeled eval_every width algorithm partition split image_size mixed_precision lr_schedule

@@ -18,6 +18,15 @@ STRONG_AUGMENTS = {
     "single": augmentation.RandAugment.single(),
     "none": None,
 }
+# The weak augmentations that can be chosen by name; shifts of 4 pixels suit images of 28 to 32.
+WEAK_AUGMENTS = {
+    "flip_and_shift": augmentation.WeakAugment(),
+    "shift": augmentation.WeakAugment(flip=False),
+    "small_shift": augmentation.WeakAugment(flip=False, max_shift=1),
+    "none": None,
+}
+# Fields of a method's configuration that are set by such a name.
+AUGMENTS = {"strong_augment": STRONG_AUGMENTS, "weak_augment": WEAK_AUGMENTS}
 EPOCH = "epoch"
 OWN_PARTS = "own parts"  # The source of an experiment that `make_experiment` made.
 MIXED_PRECISION = ("float16", "bfloat16")
@@ -43,6 +52,8 @@ class RunConfig:
       tau: Labelled steps of a client in a round, or "epoch": one pass over its labelled images.
       tau_unlabeled: Unlabelled steps tau', or "epoch".
       strong_augment: paper (10 operations at magnitude 1), single (1 at 10) or none.
+      weak_augment: flip_and_shift (mirrored or not, moved by up to 4 pixels), shift (not mirrored),
+        small_shift (by up to 1 pixel) or none.
       eval_every: Rounds between evaluations.
       width: Width of the model (64 for ResNets); None is the model's own default.
       algorithm: Name in `algorithms.ALGORITHMS`.
@@ -59,7 +70,7 @@ class RunConfig:
       early_stopping_patience: Evaluations without a better validation accuracy after which the run
         ends; None is never.
       server_lr: Learning rate of the server's SGD.
-      server_momentum: Momentum of the server's SGD.
+      server_momentum: Momentum of the server's SGD; None is the method's own, 0 for most.
       dp_noise_multiplier: Noise of user-level differential privacy on the sum of the clients'
         updates, in units of the clipping norm; None is no noise and no privacy.
       dp_clipping_norm: L2 norm to which each client's update is clipped; None with noise is TFF's
@@ -89,6 +100,7 @@ class RunConfig:
     tau: int | str
     tau_unlabeled: int | str
     strong_augment: str
+    weak_augment: str
     eval_every: int
     width: int | None = None
     algorithm: str = "fedlabel"
@@ -99,7 +111,7 @@ class RunConfig:
     lr_schedule: str = "constant"
     early_stopping_patience: int | None = None
     server_lr: float = 1.0
-    server_momentum: float = 0.0
+    server_momentum: float | None = None
     dp_noise_multiplier: float | None = None
     dp_clipping_norm: float | None = None
     dp_delta: float | None = None
@@ -132,9 +144,10 @@ class RunConfig:
         checked["alpha"] = check.check_number_or_infinity("alpha", self.alpha, 0.01)
         for name in ("lr", "server_lr"):
             checked[name] = check.check_number(name, getattr(self, name), 0.0, 1e3, open_low=True)
-        checked["server_momentum"] = check.check_number(
-            "server_momentum", self.server_momentum, 0.0, 1.0
-        )
+        momentum = self.server_momentum
+        if momentum is None:
+            momentum = self.method.server_momentum
+        checked["server_momentum"] = check.check_number("server_momentum", momentum, 0.0, 1.0)
         checked["seed"] = check.check_seed(self.seed)
         checked["client_accuracy"] = check.check_flag("client_accuracy", self.client_accuracy)
         if self.init_from is not None:
@@ -158,7 +171,7 @@ class RunConfig:
         return {
             "algorithm": algorithms.METHODS,
             "model": models.MODELS,
-            "strong_augment": STRONG_AUGMENTS,
+            **AUGMENTS,
             "partition": partition.SCHEMES,
             "split": sources.SPLITS,
             "lr_schedule": LR_SCHEDULES,
@@ -179,8 +192,8 @@ class RunConfig:
         known = _method_fields(self.algorithm)
         if "seed" in known:
             wanted["seed"] = self.seed
-        if "strong_augment" in known:
-            wanted["strong_augment"] = STRONG_AUGMENTS[self.strong_augment]
+        for name in known.intersection(AUGMENTS):
+            wanted[name] = AUGMENTS[name][getattr(self, name)]
         return self.method.config_class(**wanted)
 
     def choices(self) -> dict[str, Any]:
@@ -201,7 +214,7 @@ class RunConfig:
 
 
 # Fields of a method's configuration that the run sets.
-_SET_BY_THE_RUN = ("seed", "strong_augment")
+_SET_BY_THE_RUN = ("seed", *AUGMENTS)
 
 
 def _method_fields(algorithm: str) -> set[str]:
@@ -234,6 +247,8 @@ def make_config(task: str, algorithm: str = "fedlabel", **choices: Any) -> RunCo
     _validation.check_name("algorithm", algorithm, algorithms.METHODS)
     own = {field.name for field in dataclasses.fields(RunConfig)} - {"parameters"}
     given = {name: value for name, value in choices.items() if value is not None}
+    if task in tasks.TASKS:
+        given = {**tasks.TASKS[task].by_method.get(algorithm, {}), **given}
     parameters = {**given.pop("parameters", {})}
     known = own.union(*(_method_fields(name) for name in algorithms.METHODS))
     for name in [name for name in given if name not in own]:
@@ -256,20 +271,20 @@ def _task(task: Any) -> tuple[str, dict[str, Any]]:
         if is_path and not os.path.exists(path):
             raise ValueError(f"task is {task!r}, but there is no folder or .npz file at {path}.")
         if is_path or os.path.exists(path):
-            return path, _defaults(dataclasses.replace(tasks.OWN_DATA, source=path))
+            return path, defaults_of(dataclasses.replace(tasks.OWN_DATA, source=path))
         hint = _validation.nearest(task, tasks.TASKS)
         raise ValueError(
             f"task {task!r} is unknown{hint}; choose from: {', '.join(tasks.TASKS)}, or give the "
             "path of a folder or .npz file."
         )
     _validation.check_name("task", task, tasks.TASKS)
-    return task, _defaults(tasks.TASKS[task])
+    return task, defaults_of(tasks.TASKS[task])
 
 
-def _defaults(task: tasks.Task) -> dict[str, Any]:
-    defaults = dataclasses.asdict(task)
-    del defaults["origin"]
-    return defaults
+def defaults_of(task: tasks.Task) -> dict[str, Any]:
+    """The fields of `RunConfig` that a task has."""
+    fields = {field.name for field in dataclasses.fields(RunConfig)}
+    return {name: value for name, value in vars(task).items() if name in fields}
 
 
 def own_source(source: str) -> Any:

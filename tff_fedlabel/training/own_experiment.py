@@ -89,7 +89,8 @@ def make_experiment(
         in `models.MODELS`. Give a Keras model's initialisers seeds if its runs are to repeat.
       method: A name in `algorithms.ALGORITHMS`, or a `Method`, registered or not.
       config: The method's parameters, an instance of its `config_class`. By default made from
-        those of `choices` that are fields of it; `seed` and `strong_augment` are then the run's.
+        those of `choices` that are fields of it; `seed`, `strong_augment` and `weak_augment` are
+        then the run's.
       name: What the run's task is called, in summary.json too.
       validation: Images for `early_stopping_patience` and the best checkpoint; may be left out.
       test: Images for the reported accuracy; may be left out.
@@ -127,8 +128,7 @@ def make_experiment(
     labeled = int(sizes["labeled"].sum())
     if not labeled:
         raise ValueError("clients must hold labelled images, and none has a label.")
-    defaults = dataclasses.asdict(tasks.OWN_DATA)
-    del defaults["origin"]
+    defaults = configuration.defaults_of(tasks.OWN_DATA)
     defaults["clients_per_round"] = min(defaults["clients_per_round"], len(clients.client_ids))
     decided = {
         "task": name,
@@ -176,16 +176,16 @@ def _parameters(method: Method, config: Any, choices: dict[str, Any]) -> Any:
     if config is not None:
         wanted = f"a {method.config_class.__name__}"
         _validation.check_type("config", config, method.config_class, wanted)
-        both = [*given, *(key for key in ("strong_augment",) if key in choices)]
+        both = [*given, *(key for key in configuration.AUGMENTS if key in choices)]
         if both:
             raise ValueError(f"{both[0]} is in config; leave one of them out.")
         return config
     if "seed" in fields:
         given["seed"] = choices.get("seed", 0)
-    if "strong_augment" in fields:
-        known = configuration.STRONG_AUGMENTS
-        augment = choices.get("strong_augment", tasks.OWN_DATA.strong_augment)
-        given["strong_augment"] = known[_validation.check_name("strong_augment", augment, known)]
+    for name, known in configuration.AUGMENTS.items():
+        if name in fields:
+            augment = choices.get(name, getattr(tasks.OWN_DATA, name))
+            given[name] = known[_validation.check_name(name, augment, known)]
     return method.config_class(**given)
 
 
