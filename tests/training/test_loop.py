@@ -205,8 +205,11 @@ def test_stopped_anywhere_and_resumed_ends_in_the_same_weights(
 
     interrupted_round.undo()
     assert main(*continued) == 0
+    # A rounding error apart at most: unlike `device`, the worker's TensorFlow 2.14 does not promise
+    # equal bits, and under load has differed in the last of them. test_small_methods.py compares
+    # bits, in `device`.
     for actual, expected in zip(checkpoint(output_dir), checkpoint(reference[0]), strict=True):
-        np.testing.assert_array_equal(actual, expected)
+        np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-6)
     pd.testing.assert_frame_equal(metrics(output_dir), metrics(reference[0]))
     assert not list(checkpoints.glob("*_temp*"))
 
