@@ -86,7 +86,7 @@ def test_parts(tmp_path, clients):
     "paths,words",
     [
         (["cat"], ["1 class (cat)", "at least 2"]),
-        (["unlabeled"], ["0 classes"]),
+        (["unlabeled"], ["no training image with a label"]),
         ([], ["has no images in class folders"]),
         (["test/cat", "test/dog"], ["has no images in class folders"]),
         (["cat", "ann/dog"], ["mixes class folders", "'cat'", "'ann'"]),

@@ -15,9 +15,15 @@ import numpy as np
 from tff_fedlabel.datasets._client_columns import NO_LABEL
 from tff_fedlabel.datasets._image_files import SUFFIXES, ImageFiles
 from tff_fedlabel.datasets._listing import PARTS, Listing
-from tff_fedlabel.datasets._source_errors import UnusableFilesError
+from tff_fedlabel.datasets._source_errors import DataNotFoundError, UnusableFilesError
 
 _UNLABELED = ("unlabeled", "unlabelled")
+# What other data sets call their parts: taken for clients, they would be trained on.
+_LIKE_PARTS = {
+    **dict.fromkeys(("training", "trainset", "train_set"), "train"),
+    **dict.fromkeys(("val", "valid", "dev"), "validation"),
+    **dict.fromkeys(("testing", "testset", "test_set"), "test"),
+}
 # What desktops leave behind in folders of images.
 _IGNORED = ("thumbs.db", "desktop.ini")
 
@@ -92,6 +98,13 @@ def _list_part(
     children = [child for child in _subfolders(folder) if child not in leave_out]
     classes = [child for child in children if child not in _UNLABELED]
     deep = [child for child in classes if _subfolders(folder / child)]
+    for child in deep if leave_out else ():
+        if child.lower() in _LIKE_PARTS:
+            part = _LIKE_PARTS[child.lower()]
+            raise ValueError(
+                f"{folder / child} holds folders and would be a client; if it is a part of the "
+                f"data, name it {part!r}."
+            )
     flat = [child for child in classes if child not in deep and _files(folder / child)]
     if deep and flat:
         raise ValueError(
@@ -158,14 +171,45 @@ def _note_outside(folder: pathlib.Path, wrong: list) -> None:
 
 
 def _subfolders(folder: pathlib.Path) -> list[str]:
-    with os.scandir(folder) as entries:
-        return sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
+    names = _names(folder, folders=True)
+    for name in names:
+        _check_name(folder, name)
+    return names
 
 
 def _files(folder: pathlib.Path) -> list[str]:
-    with os.scandir(folder) as entries:
-        names = [e.name for e in entries if not e.is_dir() and not e.name.startswith(".")]
-    return sorted(name for name in names if name.lower() not in _IGNORED)
+    return [name for name in _names(folder, folders=False) if name.lower() not in _IGNORED]
+
+
+def _names(folder: pathlib.Path, *, folders: bool) -> list[str]:
+    """Names of the folders or of the files in a folder, hidden ones left out."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(
+                e.name for e in entries if not e.name.startswith(".") and _is_dir(e) == folders
+            )
+    except OSError as error:
+        raise DataNotFoundError(f"{folder} cannot be read ({error.strerror}).") from error
+
+
+def _is_dir(entry: os.DirEntry) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # A link that leads to itself: named as a file that cannot be read.
+        return False
+
+
+def _check_name(folder: pathlib.Path, name: str) -> None:
+    """Raises ValueError for a folder that would be taken for a class or a client by mistake."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise ValueError(
+            f"{folder} has a folder {os.fsencode(name)!r}, whose name is not UTF-8; rename it."
+        ) from None
+    meant = name.lower()
+    if meant in (*PARTS, *_UNLABELED) and name != meant:
+        raise ValueError(f"{folder} has a folder {name!r}; name it {meant!r}.")
 
 
 def _in_order(names: set[str]) -> list[str]:

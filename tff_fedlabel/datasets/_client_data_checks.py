@@ -6,6 +6,9 @@ import numpy as np
 
 from tff_fedlabel._validation import WrongTypeError
 
+# More classes than any data set of images has; labels beyond are dates, ids or the like, and a name
+# for each smaller number would fill the memory.
+MOST_CLASSES = 2**16
 _CHUNK = 8192
 
 
@@ -101,13 +104,13 @@ def check_labels(
     owner: Callable[[int], object],
     field: str = "y",
 ) -> None:
-    """Checks labels of `rows` against 0..num_classes - 1 (the int32 range if it is None).
+    """Checks labels of `rows` against 0..num_classes - 1 (`MOST_CLASSES` if it is None).
 
     Raises:
       ClientDataError: naming the first client at fault.
     """
     labels = y[rows]
-    limit = 2**31 if num_classes is None else num_classes
+    limit = MOST_CLASSES if num_classes is None else num_classes
     wrong = (labels < 0) | (labels >= limit)
     if not wrong.any():
         return

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import os
 import pathlib
+import re
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -32,23 +33,24 @@ class ImageCache:
 
     def __init__(self, folder: str | None, path: str, image_size: int | None, key: Iterable[str]):
         self._folder = pathlib.Path(folder).expanduser() if folder else default_folder()
-        stem = pathlib.Path(path).name.replace(" ", "_")
+        # A file name of at most 255 bytes, without what `glob` reads as a pattern.
+        stem = re.sub(r"[^\w.-]", "_", pathlib.Path(path).name)[:40]
         self._family = f"own-{stem}-{_digest([path, str(image_size)])[:8]}"
         self._file = f"{self._family}-{_digest([_FORMAT, *key])[:24]}.npy"
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Inside, no other process writes this array: it waits until this one has.
+        """Inside, no other process writes the array of this path and size: it waits for this one.
 
         Raises:
           DataNotFoundError: the folder is not writable.
         """
         with self._told():
             self._folder.mkdir(parents=True, exist_ok=True)
-            lock = self._folder / f"{self._file}.lock"
+            lock = self._folder / f"{self._family}.lock"
             with _download_lock.one_at_a_time(lock, self._file) as alone:
-                if alone:
-                    for left_over in self._folder.glob(f"{self._file}.*.tmp"):
+                if alone:  # Also what a killed process left of the data as it was then.
+                    for left_over in self._folder.glob(f"{self._family}-*.tmp"):
                         left_over.unlink(missing_ok=True)
                 yield
 
@@ -63,8 +65,10 @@ class ImageCache:
         try:
             with self._told():
                 mapped = np.load(self._folder / self._file, mmap_mode="r")
-        except ValueError:  # Cut off by a crash of the machine.
+        except (ValueError, EOFError):  # Cut off by a crash of the machine.
             return None
+        if not isinstance(mapped, np.memmap) or mapped.dtype != np.uint8 or mapped.ndim != 4:
+            return None  # Something else under that name.
         # A plain array: indexing a memmap gives memmaps, which are slower and no better.
         return np.asarray(mapped)
 

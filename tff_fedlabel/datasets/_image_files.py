@@ -3,6 +3,7 @@
 import concurrent.futures
 import os
 import pathlib
+import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -67,6 +68,9 @@ class ImageFiles:
                 status = os.stat(path)
             except OSError as error:
                 wrong.append((path, error.strerror))
+                continue
+            if not stat.S_ISREG(status.st_mode):  # To read from a pipe could take for ever.
+                wrong.append((path, "it is no regular file"))
                 continue
             yield f"{path} {status.st_size} {status.st_mtime_ns}"
         if wrong:

@@ -68,14 +68,14 @@ class Listing:
     images: Images
 
     def __post_init__(self):
+        if not (self.train_labels != NO_LABEL).any():
+            raise ValueError(f"{self.name} has no training image with a label.")
         if len(self.label_names) < 2:
             raise ValueError(
                 f"{self.name} has {len(self.label_names)} class"
                 f"{f' ({self.label_names[0]})' if self.label_names else 'es'}; at least 2 are "
                 "needed: class folders or integers 0, 1, ... as labels."
             )
-        if not (self.train_labels != NO_LABEL).any():
-            raise ValueError(f"{self.name} has no training image with a label.")
 
     @property
     def train_labels(self) -> np.ndarray:

@@ -24,6 +24,7 @@ import PIL.Image
 from tff_fedlabel._validation import nearest
 from tff_fedlabel.datasets import _client_columns, _image_files
 from tff_fedlabel.datasets._client_columns import NO_LABEL
+from tff_fedlabel.datasets._client_data_checks import MOST_CLASSES
 from tff_fedlabel.datasets._image_cache import ImageCache
 from tff_fedlabel.datasets._listing import PARTS, ImageSizes, Listing
 from tff_fedlabel.datasets._source_errors import CorruptDataError
@@ -32,7 +33,8 @@ _ALSO_CALLED = {"x_train": "x", "y_train": "y"}
 _FIELDS = {"train": ("x", "y"), **{p: (f"x_{p}", f"y_{p}") for p in PARTS[1:]}}
 NAMES = (*(name for fields in _FIELDS.values() for name in fields), "client_ids", "labeled")
 _READ_BYTES = 1 << 24
-_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, OSError)
+# zipfile raises RuntimeError for what is encrypted or packed in a way that it does not know.
+_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError)
 
 
 def list_npz(path: pathlib.Path, name: str) -> Listing:
@@ -121,8 +123,11 @@ def _labels(name, columns, sizes, labeled) -> tuple[np.ndarray, tuple[str, ...]]
         names = tuple(map(str, names))
     else:
         for part, column in found.items():
-            wrong = known[part] & ~((column >= 0) & (column < 2**31) & (column == np.rint(column)))
+            wrong = known[part] & ~((column >= 0) & (column == np.rint(column)))
             _check_all(name, _FIELDS[part][1], wrong, "has a label that is not 0, 1, 2, ...")
+            wrong = known[part] & ~(column < MOST_CLASSES)
+            problem = f"has a label of {MOST_CLASSES} or more; number the classes from 0"
+            _check_all(name, _FIELDS[part][1], wrong, problem)
         numbers = used.astype(np.int64)
         names = tuple(map(str, range(int(numbers.max(initial=-1)) + 1)))
     labels = np.full(sum(sizes.values()), NO_LABEL, np.int32)
@@ -277,9 +282,12 @@ class _NpzArrays:
         headers = np.lib.format
         try:
             with zipfile.ZipFile(self.path) as file, file.open(f"{self._members[field]}.npy") as m:
-                old = headers.read_magic(m) == (1, 0)
-                read = headers.read_array_header_1_0 if old else headers.read_array_header_2_0
-                shape, fortran_order, dtype = read(m)
+                try:
+                    old = headers.read_magic(m) == (1, 0)
+                    read = headers.read_array_header_1_0 if old else headers.read_array_header_2_0
+                    shape, fortran_order, dtype = read(m)
+                except ValueError as error:
+                    raise self._damaged(error) from error
                 if fortran_order and len(shape) > 1:
                     raise ValueError(
                         f"{self._name}: {field} is in Fortran's order; save "

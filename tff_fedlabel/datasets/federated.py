@@ -313,7 +313,9 @@ def _build_checked(x, y, rows, owner, *, num_classes, label_names, hidden_y=None
 def _number_of_classes(num_classes: int | None, label_names) -> int | None:
     """The number that the caller gives; None if it is to be inferred from the labels."""
     if num_classes is not None:
-        num_classes = check_int("num_classes", num_classes, limit=2**31)
+        num_classes = check_int(
+            "num_classes", num_classes, limit=_client_data_checks.MOST_CLASSES + 1
+        )
     if label_names is None:
         return num_classes
     label_names = label_name_tuple(label_names)
