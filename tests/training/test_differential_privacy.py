@@ -109,8 +109,17 @@ def test_epsilon_of_nothing_and_of_wrong_numbers():
     ]:
         with pytest.raises(ValueError, match=f"^{name}"):
             epsilon(1.0, **{**sizes, name: value})
-    with pytest.raises(ValueError, match="^noise_multiplier"):
-        epsilon(0.0, **sizes)
+    for noise in (0.0, 1e-300, 1e300):
+        with pytest.raises(ValueError, match="^noise_multiplier"):
+            epsilon(noise, **sizes)
+
+
+@pytest.mark.parametrize("sampling", ["without_replacement", "poisson", "known"])
+def test_the_least_and_the_most_noise_have_an_epsilon(sampling):
+    """So that no run ends without its summary."""
+    sizes = {"num_clients": 10, "clients_per_round": 5, "rounds": 3, "delta": 0.01}
+    least, most = (epsilon(noise, **sizes, sampling=sampling) for noise in (1e-9, 1e9))
+    assert 1e17 < least < np.inf and 0 <= most < 0.1
 
 
 def test_participations_are_of_the_busiest_client():
@@ -170,7 +179,8 @@ def test_tensorflows_seed_does_not_seed_the_noise():
     [
         ({"dp_clipping_norm": 1.0}, "dp_clipping_norm needs dp_noise_multiplier"),
         ({"dp_delta": 0.01}, "dp_delta needs dp_noise_multiplier"),
-        ({"dp_noise_multiplier": 0.0}, "dp_noise_multiplier must be a number in \\(0"),
+        ({"dp_noise_multiplier": 0.0}, "dp_noise_multiplier must be a number in \\[1e-09"),
+        ({"dp_noise_multiplier": 1e-300}, "dp_noise_multiplier must be a number in \\[1e-09"),
         ({"dp_noise_multiplier": 2.0}, "below a tenth of clients_per_round \\(2\\) with adaptive"),
         ({**PRIVATE, "dp_delta": 0.04}, "dp_delta must be below 1 / num_clients"),
         ({**PRIVATE, "dp_clipping_norm": -1.0}, "dp_clipping_norm must be a number in \\(0"),

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 # noise multiplier must stay below twice that.
 _COUNT_STDDEV = 0.05
 
+# Noise multipliers for which epsilon can be computed; at the least of them it is above 10**17.
+_LEAST_NOISE, _MOST_NOISE = 1e-9, 1e9
+
 # What a method may do beside sending an update, none of which gets noise.
 _WITHOUT_NOISE = {
     "aggregate": "has an aggregation of its own",
@@ -42,11 +45,11 @@ def check(config: RunConfig, method: algorithms.Method) -> dict[str, float]:
       ValueError: One is out of its range, or does not fit the method or the other fields.
     """
     checked = {
-        name: _validation.check_number(name, getattr(config, name), 0.0, high, open_low=True)
-        for name, high in (
-            ("dp_noise_multiplier", 1e3),
-            ("dp_clipping_norm", 1e6),
-            ("dp_delta", 1.0),
+        name: _validation.check_number(name, getattr(config, name), low, high, open_low=not low)
+        for name, low, high in (
+            ("dp_noise_multiplier", _LEAST_NOISE, 1e3),
+            ("dp_clipping_norm", 0.0, 1e6),
+            ("dp_delta", 0.0, 1.0),
         )
         if getattr(config, name) is not None
     }
@@ -166,7 +169,7 @@ def epsilon(
       ValueError: A number is out of its range, or no such `sampling`.
     """
     check = _validation
-    z = check.check_number("noise_multiplier", noise_multiplier, open_low=True)
+    z = check.check_number("noise_multiplier", noise_multiplier, _LEAST_NOISE, _MOST_NOISE)
     clients = check.check_int("num_clients", num_clients)
     drawn = check.check_int("clients_per_round", clients_per_round, 1, clients + 1)
     rounds = check.check_int("rounds", rounds, 0)
