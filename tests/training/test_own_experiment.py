@@ -345,3 +345,21 @@ def test_wrong_files_are_named_on_lines_of_their_own(tmp_path, main, capfd):
         "  b/1.jpg",
     ]
     assert not run.exists()
+
+
+@pytest.mark.parametrize(
+    "field,scale,problem",
+    [
+        ("test", 1, "image 0 has values .* divide by 255"),
+        ("validation", np.nan, "image 0 holds NaN"),
+    ],
+)
+def test_images_to_measure_on_are_checked_like_those_of_clients(field, scale, problem):
+    fractions = (X / 255).astype(np.float32)
+    clients = federated.from_arrays(fractions, Y, np.arange(60) % 3, np.full(60, True))
+    examples = sources.Examples((X * scale).astype(np.float32), Y)
+    with pytest.raises(ValueError, match=f"^{field}: {problem}") as error:
+        training.make_experiment(
+            clients, "cnn", "fedavg", name="mine", width=4, **{field: examples}
+        )
+    assert "\n" not in str(error.value)

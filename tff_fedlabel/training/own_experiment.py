@@ -15,7 +15,7 @@ import tensorflow_federated as tff
 
 from tff_fedlabel import _validation, algorithms, models, tasks
 from tff_fedlabel.algorithms import Method
-from tff_fedlabel.datasets import federated, sources
+from tff_fedlabel.datasets import _client_data_checks, federated, sources
 from tff_fedlabel.training import config as configuration
 from tff_fedlabel.training import experiment as experiments
 from tff_fedlabel.training import keras_model
@@ -251,6 +251,11 @@ def _source(name, clients, validation, test) -> sources.Source:
                 f"{field} has images {x.dtype} {list(x.shape[1:])} and the clients "
                 f"{np.dtype(dtype)} {list(shape)}."
             )
+        try:
+            _client_data_checks.check_image_values(x, lambda row: None)
+        except federated.ClientDataError as error:
+            problem = str(error).partition(": ")[2]
+            raise ValueError(f"{field}: {problem}.") from None
         y = np.asarray(examples.y)
         in_range = y.dtype.kind in "iu" and y.shape == (len(x),)
         if not in_range or (len(y) and not 0 <= y.min() <= y.max() < clients.num_classes):
