@@ -136,7 +136,7 @@ class RoundDataSourceIterator(tff.program.FederatedDataSourceIterator):
         """
         try:
             position = json.loads(buffer)
-            identity = position["source"]
+            identity = str(position["source"])
             round_num = check_int("round", position["round"], 0)
         except (ValueError, KeyError, TypeError):
             raise DataSourceError(

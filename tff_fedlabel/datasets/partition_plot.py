@@ -53,7 +53,7 @@ def plot_partition(
     figure = Figure(figsize=(12, 11), layout="constrained")
     FigureCanvasAgg(figure)
     top, middle, bottom = figure.subplots(3, 1, height_ratios=[1.2, 1.2, 0.8])
-    figure.suptitle(title)
+    figure.suptitle(title, parse_math=False)
     _draw_counts(figure, top, data)
     number = min(clients_shown, len(data.client_ids))
     shown = np.unique(np.linspace(0, len(data.client_ids) - 1, number).round().astype(int))
@@ -79,7 +79,7 @@ def _draw_counts(figure, axes, data) -> None:
     axes.set_xlabel("client, in the order of client_ids")
     axes.xaxis.get_major_locator().set_params(integer=True)
     if data.num_classes <= _MOST_NAMED_CLASSES:
-        axes.set_yticks(range(data.num_classes), data.label_names)
+        axes.set_yticks(range(data.num_classes), data.label_names, parse_math=False)
     else:
         axes.set_ylabel("class")
 
@@ -91,6 +91,8 @@ def _draw_shares(figure, axes, data, shown, mismatch) -> None:
 
     few = data.num_classes <= _MOST_NAMED_CLASSES
     colors = colormaps["tab20"] if few else colormaps["turbo"]
+    # Matplotlib leaves labels with an underscore at the beginning out of a legend.
+    names = [f" {name}" if name.startswith("_") else name for name in data.label_names]
     steps = np.arange(data.num_classes)
     palette = colors(steps if few else steps / (data.num_classes - 1))
     for offset, part, hatch in ((-0.21, "labeled", ""), (0.21, "unlabeled", "//")):
@@ -106,7 +108,7 @@ def _draw_shares(figure, axes, data, shown, mismatch) -> None:
                 edgecolor="white",
                 linewidth=0.4,
                 hatch=hatch,
-                label=data.label_names[label] if few and part == "labeled" else None,
+                label=names[label] if few and part == "labeled" else None,
             )
             base += shares[:, label]
     sizes = data.sizes()
@@ -114,13 +116,17 @@ def _draw_shares(figure, axes, data, shown, mismatch) -> None:
         f"{data.client_ids[k]}\n{sizes.labeled[k]} | {sizes.unlabeled[k]}\n{mismatch[k]:.2f}"
         for k in shown
     ]
-    axes.set_xticks(range(len(shown)), ticks)
+    axes.set_xticks(range(len(shown)), ticks, parse_math=False)
     axes.set_xlabel("client; labelled | unlabelled images; distance of the two")
     axes.set_ylabel("share of the class")
     axes.set_ylim(0, 1)
     axes.set_title("Class shares: labelled (left, plain) against unlabelled (right, hatched)")
     if few:
-        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize="small", frameon=False)
+        legend = axes.legend(
+            loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize="small", frameon=False
+        )
+        for text in legend.get_texts():
+            text.set_parse_math(False)
     else:
         scale = ScalarMappable(Normalize(0, data.num_classes - 1), colors)
         figure.colorbar(scale, ax=axes, label="class", pad=0.01)

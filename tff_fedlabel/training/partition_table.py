@@ -65,7 +65,7 @@ class PartitionTable:
 
     def write(self, path: str | os.PathLike) -> None:
         """Writes two rows for each client, labeled and unlabeled: client, part, images, classes."""
-        with replacing(path) as partial, partial.open("w", newline="") as file:
+        with replacing(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(["client", "part", "images", *self.label_names])
             for row, client in enumerate(self.client_ids):
@@ -95,7 +95,7 @@ def read(path: str | os.PathLike) -> PartitionTable:
       ValueError: The file is not such a table.
     """
     try:
-        with open(path, newline="") as file:
+        with open(path, newline="", encoding="utf-8") as file:
             header, *rows = csv.reader(file)
         names = tuple(header[3:])
         parts = {part: [row for row in rows if row[1] == part] for part in _PARTS}
@@ -108,6 +108,6 @@ def read(path: str | os.PathLike) -> PartitionTable:
         clients = tuple(row[0] for row in parts["labeled"])
         if not labeled.shape == unlabeled.shape == (len(clients), len(names)):
             raise ValueError("rows are missing")
-    except (ValueError, LookupError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, csv.Error) as error:
         raise ValueError(f"{path} is not a table of clients and classes ({error}).") from error
     return PartitionTable(clients, names, labeled, unlabeled if known else None, images)

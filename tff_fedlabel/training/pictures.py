@@ -1,4 +1,8 @@
-"""Pictures of what a trained model does: accuracy by client, confusion of classes."""
+"""Pictures of what a trained model does: accuracy by client, confusion of classes.
+
+Names of clients and classes are drawn as they are (`parse_math=False`): Matplotlib would read what
+stands between two dollar signs as a formula, and fail where it is none.
+"""
 
 import os
 from collections.abc import Sequence
@@ -52,7 +56,7 @@ def client_accuracy(rows: pd.DataFrame, short: dict[str, float]) -> figure.Figur
     if len(rows) <= _MOST_NAMED_CLIENTS:
         names = rows["client"].astype(str).tolist()
         long = max(map(len, names), default=0) > 3
-        axes.set_xticks(positions, names, rotation=90 if long else 0)
+        axes.set_xticks(positions, names, rotation=90 if long else 0, parse_math=False)
         axes.set_xlabel("client")
     else:
         axes.set_xlabel("clients, lowest accuracy first")
@@ -89,8 +93,10 @@ def confusion(counts: np.ndarray, names: Sequence[str], title: str) -> figure.Fi
         axes.text(column, row, text, ha="center", va="center", color=color, fontsize=small)
     short = [name if len(name) <= 24 else f"{name[:23]}…" for name in map(str, names)]
     flat = longest <= 2
-    axes.set_xticks(range(number), short, rotation=0 if flat else 90, fontsize=size)
-    axes.set_yticks(range(number), short, fontsize=size)
+    axes.set_xticks(
+        range(number), short, rotation=0 if flat else 90, fontsize=size, parse_math=False
+    )
+    axes.set_yticks(range(number), short, fontsize=size, parse_math=False)
     axes.set_xlabel("predicted", fontsize=size + 1)
     axes.set_ylabel("true", fontsize=size + 1)
     axes.set_title(title, fontsize=size + 2)

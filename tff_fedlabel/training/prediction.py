@@ -4,6 +4,7 @@ import dataclasses
 import os
 import pathlib
 import zipfile
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +17,11 @@ from tff_fedlabel.training.replacing import replacing
 from tff_fedlabel.training.trained_model import TrainedModel
 
 _UNKNOWN = -1
+# What NumPy raises for a damaged file; the last two for one that holds a single array.
+_DAMAGE = (
+    *(OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, RuntimeError),
+    *(TypeError, AttributeError),
+)
 
 
 class ImagesError(ValueError):
@@ -101,7 +107,8 @@ class Prediction:
         """
         names = np.array(self.class_names, object)
         columns: dict[str, Any] = {
-            self.key: self.names,
+            # As objects: the names of files may be any bytes, which no text of pandas' can hold.
+            self.key: pd.Series(self.names, dtype=object),
             "class": names[self.classes],
             "probability": self.probabilities.max(1).round(6),
         }
@@ -122,7 +129,9 @@ class Prediction:
         """
         output = pathlib.Path(output)
         with replacing(output) as partial:
-            self.table(all_classes).to_csv(partial, index=False, float_format="%.6f")
+            self.table(all_classes).to_csv(
+                partial, index=False, float_format="%.6f", errors="surrogateescape"
+            )
         if not self.known.any():
             return None
         from tff_fedlabel.training import pictures
@@ -137,11 +146,12 @@ def find_images(path: str | os.PathLike, class_names: tuple[str, ...]) -> Images
     """Finds the images in a folder, an image file or an `.npz`, without reading a folder's.
 
     The class of a file is known if the folder that it lies in is called like a class; that of a row
-    if the `.npz` holds a `y` that is not -1 there.
+    if the `.npz` holds a `y` that is not -1, or is the name of a class, there.
 
     Args:
       path: A folder of PNG and JPEG files, searched with the folders in it; one such file; or an
-        `.npz` with `x`, uint8 [n, h, w], [n, h, w, 1] or [n, h, w, 3], and perhaps `y`, int [n].
+        `.npz` with `x`, uint8 [n, h, w], [n, h, w, 1] or [n, h, w, 3], and perhaps `y` [n],
+        class numbers or names.
       class_names: The names of the classes.
 
     Raises:
@@ -149,7 +159,7 @@ def find_images(path: str | os.PathLike, class_names: tuple[str, ...]) -> Images
     """
     path = pathlib.Path(path)
     if path.suffix == ".npz":
-        return _rows(path, len(class_names))
+        return _rows(path, class_names)
     if path.is_dir():
         folder, files = path, fitting_images.find(path)
     else:
@@ -162,14 +172,15 @@ def find_images(path: str | os.PathLike, class_names: tuple[str, ...]) -> Images
     return Images("file", names, np.array(labels), folder=folder)
 
 
-def _rows(path: pathlib.Path, num_classes: int) -> Images:
+def _rows(path: pathlib.Path, class_names: tuple[str, ...]) -> Images:
+    num_classes = len(class_names)
     try:
         with np.load(path, allow_pickle=False) as arrays:
             x = arrays["x"]
             y = arrays["y"] if "y" in arrays else None
     except KeyError:
         raise ImagesError(f"{path} holds no array x.") from None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except _DAMAGE as error:
         reason = getattr(error, "strerror", None) or type(error).__name__
         raise ImagesError(f"{path} cannot be read ({reason}).") from error
     if x.dtype != np.uint8:
@@ -185,6 +196,10 @@ def _rows(path: pathlib.Path, num_classes: int) -> Images:
     labels = np.full(len(x), _UNKNOWN)
     if y is not None:
         labels = np.squeeze(y, -1) if y.ndim == 2 and y.shape[1] == 1 else y
+        if labels.dtype.kind == "U":  # Names, as data to train on may have them.
+            numbers = {name: number for number, name in enumerate(class_names)}
+            known = [numbers.get(str(name), _UNKNOWN) for name in labels.ravel()]
+            labels = np.array(known, int).reshape(labels.shape)
         if labels.shape != (len(x),) or labels.dtype.kind not in "iu":
             raise ImagesError(
                 f"y in {path} is {y.dtype} {list(y.shape)}, not one whole number for each of the "

@@ -112,7 +112,7 @@ def _result(run: StoredRun) -> dict[str, str]:
     if run.client_accuracy is not None:
         clients = in_short(run.client_accuracy)
     return {
-        "task": html.text(os.path.basename(choices.get("task", html.NONE))),  # Perhaps a path.
+        "task": html.text(os.path.basename(str(choices.get("task", html.NONE)))),  # Perhaps a path.
         "algorithm": html.text(choices.get("algorithm", html.NONE)),
         "model": html.text(choices.get("model", html.NONE)),
         "seed": html.text(choices.get("seed", html.NONE)),

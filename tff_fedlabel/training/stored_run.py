@@ -6,7 +6,7 @@ import json
 import os
 import pathlib
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pandas as pd
@@ -59,11 +59,25 @@ class StoredRun:
         self.config = _stored_config(path)
         if not self.config:
             raise RunDirectoryError(f"{path} holds no run: there is no {path}/config.json.")
+        self._check_config()
         self.choices = stored_choices(path)
-        self.summary = self._read("summary.json", lambda p: json.loads(p.read_text()))
-        metrics = self._read("metrics.csv", _read_table)
+        self.summary = self._read("summary.json", _read_summary)
+        metrics = self._read("metrics.csv", _read_metrics)
         self.metrics = pd.DataFrame({"round": []}) if metrics is None else metrics
-        self.client_accuracy = self._read("client_accuracy.csv", _read_table)
+        self.client_accuracy = self._read("client_accuracy.csv", _read_client_accuracy)
+
+    def _check_config(self) -> None:
+        """Raises RunDirectoryError where what config.json holds besides the choices is unusable."""
+        runtimes = self.config.get("runtimes", [])
+        is_list = isinstance(runtimes, list) and all(isinstance(entry, dict) for entry in runtimes)
+        for name, fits in (
+            ("runtimes", is_list),
+            ("versions", isinstance(self.config.get("versions", {}), dict)),
+        ):
+            if not fits:
+                raise RunDirectoryError(
+                    f"{self.path}/config.json is damaged: {name} cannot be used; restore it."
+                )
 
     @property
     def rounds_done(self) -> int:
@@ -89,11 +103,43 @@ class StoredRun:
             return read(path) if path.exists() else None
 
 
-def _read_table(path: pathlib.Path) -> pd.DataFrame | None:
+def _read_summary(path: pathlib.Path) -> dict[str, Any]:
+    summary = json.loads(path.read_text())
+    if not isinstance(summary, dict):
+        raise ValueError("it does not hold results")
+    return summary
+
+
+def _read_metrics(path: pathlib.Path) -> pd.DataFrame | None:
+    metrics = _read_table(path)
+    if metrics is not None and len(metrics):
+        _check_numbers(metrics, metrics.columns)
+        if not pd.api.types.is_integer_dtype(metrics["round"]):
+            raise ValueError("column round must hold whole numbers")
+    return metrics
+
+
+def _read_client_accuracy(path: pathlib.Path) -> pd.DataFrame | None:
+    # As it is: a client may be called 007, or NA.
+    as_written = {"keep_default_na": False, "na_values": {"accuracy": [""]}}
+    rows = _read_table(path, dtype={"client": str}, **as_written)
+    if rows is not None and len(rows):
+        _check_numbers(rows, ["accuracy"])
+        rows[["client", "part"]]  # KeyError without them
+    return rows
+
+
+def _read_table(path: pathlib.Path, **options: Any) -> pd.DataFrame | None:
     try:
-        return pd.read_csv(path, float_precision="round_trip")
+        return pd.read_csv(path, float_precision="round_trip", **options)
     except pd.errors.EmptyDataError:
         return None
+
+
+def _check_numbers(table: pd.DataFrame, columns: Iterable[str]) -> None:
+    for column in columns:
+        if not pd.api.types.is_numeric_dtype(table[column]):
+            raise ValueError(f"column {column} must hold numbers")
 
 
 def stored_choices(path: str | os.PathLike) -> dict[str, Any]:

@@ -57,7 +57,7 @@ def _stored_part(name: str, value: Any) -> Any:
 
 def restored(choices: Mapping[str, Any]) -> dict[str, Any]:
     """Choices as they were, from what `stored` made of them."""
-    method = algorithms.METHODS.get(choices.get("algorithm"))
+    method = algorithms.METHODS.get(str(choices.get("algorithm")))
     fields = () if method is None else dataclasses.fields(method.config_class)
     texts = set()
     if method is not None:

@@ -75,6 +75,10 @@ def load_model(
     leaves, round_num = read_checkpoint(run_dir, best=best)
     choices = run.choices
     images = run.images()
+    needed = ("model", "seed") if images is not None else ("model", "seed", "source", "split")
+    missing = [name for name in needed if name not in choices]
+    if missing:
+        raise RunDirectoryError(f"{run_dir}/config.json does not say which {missing[0]}.")
     if images is None:
         source = sources.load(
             choices["source"],
