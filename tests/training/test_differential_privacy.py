@@ -122,6 +122,12 @@ def test_the_least_and_the_most_noise_have_an_epsilon(sampling):
     assert 1e17 < least < np.inf and 0 <= most < 0.1
 
 
+def test_little_loss_is_not_rounded_below_nothing():
+    """Of few among many clients, under much noise."""
+    sizes = {"num_clients": 10**6, "clients_per_round": 10, "rounds": 3, "delta": 1e-7}
+    assert 0 <= epsilon(1000.0, **sizes, sampling="poisson") < 0.1
+
+
 def test_participations_are_of_the_busiest_client():
     rounds = [[0, 1], [1, 2], [1, 0], [3, 1]]
     draw = [np.array(clients) for clients in rounds].__getitem__

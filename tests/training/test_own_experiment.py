@@ -350,7 +350,7 @@ def test_wrong_files_are_named_on_lines_of_their_own(tmp_path, main, capfd):
 @pytest.mark.parametrize(
     "field,scale,problem",
     [
-        ("test", 1, "image 0 has values .* divide by 255"),
+        ("test", 1, "image 0 has values .*divide by 255"),
         ("validation", np.nan, "image 0 holds NaN"),
     ],
 )

@@ -184,19 +184,31 @@ def epsilon(
 
     if sampling == "poisson":
         relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
-        event = dp_accounting.PoissonSampledDpEvent(
-            drawn / clients, dp_accounting.GaussianDpEvent(z)
-        )
     else:
         relation = dp_accounting.NeighboringRelation.REPLACE_ONE
-        # Not z, though the event's docstring asks for it: its accountant does not double the
-        # sensitivity (google/differential-privacy, issue 378).
-        event = dp_accounting.SampledWithoutReplacementDpEvent(
-            clients, drawn, dp_accounting.GaussianDpEvent(z / 2)
-        )
-    accountant = rdp.RdpAccountant(neighboring_relation=relation)
-    accountant.compose(event, rounds)
-    found = float(accountant.get_epsilon(delta))
+
+    def renyi(z):
+        if sampling == "poisson":
+            event = dp_accounting.PoissonSampledDpEvent(
+                drawn / clients, dp_accounting.GaussianDpEvent(z)
+            )
+        else:
+            # Not z, though the event's docstring asks for it: its accountant does not double the
+            # sensitivity (google/differential-privacy, issue 378).
+            event = dp_accounting.SampledWithoutReplacementDpEvent(
+                clients, drawn, dp_accounting.GaussianDpEvent(z / 2)
+            )
+        accountant = rdp.RdpAccountant(neighboring_relation=relation)
+        accountant.compose(event, rounds)
+        try:
+            return float(accountant.get_epsilon(delta))
+        except ValueError:
+            if z <= 1:
+                raise
+            # Divergences so small that they are rounded below 0. Less noise gives a bound as well.
+            return renyi(z / 2)
+
+    found = renyi(z)
     if sampling == "without_replacement":
         found = min(found, _gaussian(z / 2 / math.sqrt(rounds), delta))
     return found
