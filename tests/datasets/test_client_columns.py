@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 import tensorflow as tf
 
-from tff_fedlabel.datasets import federated, sources
+from tff_fedlabel.datasets import _own_arrays, federated, sources
 
 N = 12
 X = np.zeros((N, 4, 4, 1), np.uint8)
@@ -257,6 +257,8 @@ def test_masked_images_of_other_sources_are_refused():
     for examples in (masked, sources.Examples(X, masked.y)):
         with pytest.raises(federated.ClientDataError, match="masked entries"):
             federated.from_source(examples, [np.arange(N)], 0.5)
+    with pytest.raises(federated.ClientDataError, match="masked entries"):
+        _own_arrays.list_arrays({"x_train": X[..., 0], "y_train": masked.y}, "mine")
 
 
 def test_other_images_refused():
