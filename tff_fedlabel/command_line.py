@@ -8,6 +8,7 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 
@@ -191,27 +192,34 @@ def _interrupts_at_once() -> Iterator[None]:
     have callbacks that print it and go on. Nothing has begun yet that would have to be ended in
     order. Later Ctrl-C is a `KeyboardInterrupt` as ever.
     """
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield  # It is ignored, or somebody else's.
+    before = signal.getsignal(signal.SIGINT)
+    is_usual = before is signal.default_int_handler  # Else it is ignored, or somebody else's.
+    is_main = threading.current_thread() is threading.main_thread()  # It alone gets signals.
+    stderr = _copy_of_stderr() if is_usual and is_main else None
+    if stderr is None:
+        yield
         return
-    # Of its own, since standard error leads elsewhere while TensorFlow is imported.
-    with open(os.dup(2), "w") as stderr:
 
-        def interrupted(number, frame):
-            if not _is_loading(frame):
-                raise KeyboardInterrupt
-            print(f"{_program()}: interrupted", file=stderr, flush=True)
-            os._exit(128 + number)
+    def interrupted(number, frame):
+        if not _is_loading(frame):
+            raise KeyboardInterrupt
+        os.write(stderr, f"{_program()}: interrupted\n".encode())
+        os._exit(128 + number)
 
-        try:
-            signal.signal(signal.SIGINT, interrupted)
-        except ValueError:  # Not the main thread, which alone gets signals.
-            yield
-            return
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, interrupted)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        os.close(stderr)
+
+
+def _copy_of_stderr() -> int | None:
+    """A copy, since standard error leads elsewhere while TensorFlow is imported; None if closed."""
+    try:
+        return os.dup(2)
+    except OSError:
+        return None
 
 
 def _is_loading(frame) -> bool:
