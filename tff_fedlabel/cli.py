@@ -34,7 +34,7 @@ _DATA, _METHOD, _TRAINING = "task and data", "method", "training"
 _PRIVACY, _RUNTIME, _OUTPUT = "privacy", "runtime", "output"
 _UNDER = {
     _DATA: "num_clients alpha labeled_fraction partition split image_size",
-    _METHOD: "model width strong_augment init_from",
+    _METHOD: "model width strong_augment weak_augment init_from",
     _PRIVACY: "dp_noise_multiplier dp_clipping_norm dp_delta",
     _OUTPUT: "client_accuracy eval_every",
 }
