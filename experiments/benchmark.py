@@ -46,7 +46,6 @@ def define_flags() -> None:
     flags.DEFINE_string("other_python", None, "stacks: the Python of the other installation")
     flags.DEFINE_string("output", None, "CSV file; default: experiments/results/benchmark.csv")
     flags.DEFINE_string("probe", None, "used by the memory, cores and stacks benchmarks")
-    flags.DEFINE_bool("verbose", False, "show TensorFlow's log and the traceback of a failure")
 
 
 def benchmark() -> int:

@@ -20,7 +20,6 @@ FLAGS = flags.FLAGS
 def define_flags() -> None:
     flags.DEFINE_integer("alternations", 9, "times each is timed", lower_bound=5)
     flags.DEFINE_integer("calls", 5, "calls in one timing", lower_bound=1)
-    flags.DEFINE_bool("verbose", False, "show TensorFlow's log and the traceback of a failure")
 
 
 def _milliseconds(function, images):

@@ -24,7 +24,6 @@ def define_flags() -> None:
     flags.DEFINE_string("model", "cnn", "cnn, resnet18, resnet34 or resnet50")
     flags.DEFINE_integer("width", 16, "width of the model")
     flags.DEFINE_string("output", None, "CSV file; default: the screen only")
-    flags.DEFINE_bool("verbose", False, "show TensorFlow's log and the traceback of a failure")
 
 
 def benchmark() -> int:

@@ -30,7 +30,6 @@ def define_flags() -> None:
     flags.DEFINE_string("output", None, "file for the table; default: the screen only")
     flags.DEFINE_bool("allow_cpu", False, "two logical CPU devices stand in, to try the script")
     flags.DEFINE_string("probe", None, "used by the script itself")
-    flags.DEFINE_bool("verbose", False, "show TensorFlow's log and the traceback of a failure")
 
 
 def check() -> int:

@@ -20,7 +20,6 @@ def define_flags() -> None:
     flags.DEFINE_string("data_dir", None, "where the data sets lie, or are downloaded to")
     flags.DEFINE_string("output_dir", None, "holds the run directories; required")
     flags.DEFINE_string("results_dir", None, "where table and curves go; default: --output_dir")
-    flags.DEFINE_bool("verbose", False, "show TensorFlow's log and the traceback of a failure")
 
 
 def compare() -> int:

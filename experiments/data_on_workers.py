@@ -39,7 +39,6 @@ def define_flags() -> None:
     flags.DEFINE_integer("batch_size", 16, "images in a batch")
     flags.DEFINE_float("lr", 0.1, "learning rate of the clients' SGD")
     flags.DEFINE_integer("seed", 0, "seed of partition, model and client sampling")
-    flags.DEFINE_bool("verbose", False, "show TensorFlow's log and the traceback of a failure")
 
 
 def client_ids(number):

@@ -22,7 +22,6 @@ COMMAND = "python experiments/deployment_table.py --output experiments/results/d
 
 def define_flags() -> None:
     flags.DEFINE_string("output", "runs/deployment.md", "the Markdown file to write")
-    flags.DEFINE_bool("verbose", False, "show TensorFlow's log and the traceback of a failure")
 
 
 @functools.cache

@@ -16,18 +16,18 @@ ARGUMENTS = "RUN_DIR OUT"
 
 
 def define_flags() -> None:
-    flags.DEFINE_bool("best", False, "the round with the best validation accuracy, not the last")
-    flags.DEFINE_bool("overwrite", False, "replace an earlier export")
-    flags.DEFINE_string("data_dir", None, "where the data set lies; for runs of older versions")
-    flags.DEFINE_bool("verbose", False, "show TensorFlow's log and the traceback of a failure")
+    command_line.define_overwrite()
+    command_line.define_flags_of_model()
 
 
 def export(run_dir: str, out: str) -> int:
     from tff_fedlabel import training
+
+    training.StoredRun(run_dir)  # Before anything slow is imported.
     from tff_fedlabel.training import exporting
 
     with command_line.wrong_values_are_usage():
-        exporting.check_target(out, FLAGS.overwrite)  # Before TensorFlow reads anything.
+        exporting.check_target(out, FLAGS.overwrite)
         model = training.load_model(run_dir, best=FLAGS.best, data_dir=FLAGS.data_dir)
         exporting.export(model, out, overwrite=FLAGS.overwrite)
     height, width, channels = model.image_shape

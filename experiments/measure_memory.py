@@ -15,7 +15,6 @@ FLAGS = flags.FLAGS
 def define_flags() -> None:
     flags.DEFINE_integer("rounds", 300, "rounds of FedLabel on digits")
     flags.DEFINE_string("output", None, "CSV file; default: the screen only")
-    flags.DEFINE_bool("verbose", False, "show TensorFlow's log and the traceback of a failure")
 
 
 def measure() -> int:

@@ -18,15 +18,18 @@ _MOST_NAMED = 10
 def define_flags() -> None:
     flags.DEFINE_string("output", "predictions.csv", "the CSV to write; confusion.png goes beside")
     flags.DEFINE_bool("all_classes", False, "one column with the probability of each class")
-    flags.DEFINE_bool("best", False, "the round with the best validation accuracy, not the last")
-    flags.DEFINE_string("data_dir", None, "where the data set lies; for runs of older versions")
-    flags.DEFINE_bool("verbose", False, "show TensorFlow's log and the traceback of a failure")
+    command_line.define_overwrite()
+    command_line.define_flags_of_model()
 
 
 def predict(run_dir: str, path: str) -> int:
     from tff_fedlabel import training
 
+    training.StoredRun(run_dir)  # Before anything slow is imported.
+    from tff_fedlabel.training import prediction as predictions
+
     with command_line.wrong_values_are_usage():
+        predictions.check_output(FLAGS.output, FLAGS.overwrite)
         model = training.load_model(run_dir, best=FLAGS.best, data_dir=FLAGS.data_dir)
         images = training.find_images(path, model.class_names)
     prediction = training.predict(model, images)
@@ -35,7 +38,7 @@ def predict(run_dir: str, path: str) -> int:
     if not prediction.names:
         print("nothing was classified", file=sys.stderr)
         return 1
-    picture = prediction.write(FLAGS.output, FLAGS.all_classes)
+    picture = prediction.write(FLAGS.output, FLAGS.all_classes, overwrite=FLAGS.overwrite)
     print(f"{len(prediction.names)} images: {FLAGS.output}")
     if picture is not None:
         number = int(prediction.known.sum())

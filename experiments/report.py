@@ -16,14 +16,14 @@ ARGUMENTS = "RUN_DIR..."
 
 def define_flags() -> None:
     flags.DEFINE_string("output", "report.html", "the page to write")
-    flags.DEFINE_bool("verbose", False, "show TensorFlow's log and the traceback of a failure")
+    command_line.define_overwrite()
 
 
 def report(*run_dirs: str) -> int:
     from tff_fedlabel import training
 
     with command_line.wrong_values_are_usage():
-        training.write_report(run_dirs, FLAGS.output)
+        training.write_report(run_dirs, FLAGS.output, overwrite=FLAGS.overwrite)
     print(f"{len(run_dirs)} run{'s' if len(run_dirs) > 1 else ''}: {FLAGS.output}")
     return 0
 

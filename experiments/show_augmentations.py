@@ -19,7 +19,6 @@ def define_flags() -> None:
     flags.DEFINE_float("magnitude", 10.0, "RandAugment's magnitude, 0 to 30")
     flags.DEFINE_integer("num_images", 4, "number of images; each gets two rows", lower_bound=1)
     flags.DEFINE_string("output", "runs/augmentations.png", "the PNG to write")
-    flags.DEFINE_bool("verbose", False, "show TensorFlow's log and the traceback of a failure")
 
 
 def _draw(images, magnitude):

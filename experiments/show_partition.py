@@ -24,7 +24,6 @@ def define_flags() -> None:
     flags.DEFINE_integer("seed", 0, "seed of splits, partition and labels")
     flags.DEFINE_integer("clients_shown", 12, "clients whose shares are drawn")
     flags.DEFINE_string("output", "runs/partition.png", "the PNG to write")
-    flags.DEFINE_bool("verbose", False, "show TensorFlow's log and the traceback of a failure")
 
 
 def show() -> int:

@@ -1,13 +1,16 @@
 """Wrong usage and failures: one line, the right exit code, nothing written."""
 
+import dataclasses
 import json
 import pathlib
+import re
 import subprocess
 import sys
 
 import pytest
+from absl import flags
 
-from tff_fedlabel import runtime, training
+from tff_fedlabel import algorithms, cli, runtime, training
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / "experiments" / "run_tff.py"
@@ -156,7 +159,7 @@ def test_help_can_be_read(tmp_path):
     result = command("--helpshort", cwd=tmp_path)
     assert result.returncode == 0
     lines = result.stdout.splitlines()
-    assert len(lines) < 60
+    assert len(lines) < 80
     assert any("--task" in line and "digits" in line for line in lines)
     assert any("--clients_per_round" in line for line in lines)
     for name in runtime.RUNTIMES:
@@ -170,3 +173,65 @@ def test_missing_data_is_told_in_one_line(tmp_path, main, capfd):
     assert main("--task", "cifar100", *flags) == 1
     check_one_line(*capfd.readouterr(), str(data), "cifar100")
     assert not output.exists()
+
+
+HEADINGS = ("task and data", "method", "training", "privacy", "runtime", "output")
+
+
+def test_help_has_every_flag_once_under_a_heading(main, capsys):
+    """The flags are those that absl has; the headings of the methods, those of their classes."""
+    before, defined = set(flags.FLAGS), []
+    define = cli.define_flags
+
+    def noting():
+        headings = define()
+        defined.extend(set(flags.FLAGS) - before)
+        return headings
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cli, "define_flags", noting)
+        assert main("--help") == 0
+    under, heading = {}, None
+    for line in capsys.readouterr().out.splitlines():
+        if line.startswith("  --"):
+            under.setdefault(line.split()[0][2:], []).append(heading)
+        elif line.endswith(":"):
+            heading = line[:-1]
+    assert sorted(under) == sorted(defined) and len(defined) > 45
+    assert all(len(headings) == 1 for headings in under.values()), under
+    expected = {
+        "alpha": "task and data",
+        "algorithm": "method",
+        "lr": "training",
+        "dp_delta": "privacy",
+        "workers": "runtime",
+        "resume": "output",
+        "verbose": "output",
+        "threshold": "parameters of fedlabel",
+    }
+    assert {name: under[name][0] for name in expected} == expected
+    found = list(dict.fromkeys(headings[0] for headings in under.values()))
+    assert tuple(found[: len(HEADINGS)]) == HEADINGS
+    for name, (heading,) in under.items():
+        of_methods = [
+            method.name
+            for method in algorithms.METHODS.values()
+            if name in {field.name for field in dataclasses.fields(method.config_class)}
+        ]
+        if of_methods and name not in {f.name for f in dataclasses.fields(training.RunConfig)}:
+            assert re.findall(r"\w+", heading.removeprefix("parameters of ")) == (
+                of_methods if len(of_methods) == 1 else [*of_methods[:-1], "and", of_methods[-1]]
+            )
+
+
+@pytest.mark.parametrize("there", [None, "empty", "a run"])
+def test_resume_where_no_run_is_says_that_one_starts(there, tmp_path, main, calls, capfd):
+    run = tmp_path / "run"
+    if there:
+        run.mkdir()
+    if there == "a run":
+        (run / "config.json").write_text('{"task": "digits"}')
+    assert main("--resume", "--output_dir", str(run)) == 1
+    told = [f"starts a new run: {run} holds none"] if there != "a run" else []
+    assert capfd.readouterr().err.splitlines() == [*told, "run_tff.py: enough"]
+    assert len(calls) == 1

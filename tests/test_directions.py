@@ -10,9 +10,10 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # Part -> the parts that it may import. A part is a folder or a file of the package; those that all
 # may import are the leaves.
-LEAVES = {"_lazy", "_validation"}
+LEAVES = {"_lazy", "_replacing", "_validation"}
 MAY_IMPORT = {
     "_lazy": set(),
+    "_replacing": set(),
     "_validation": set(),
     "_parameters": set(),
     "_notebook": set(),

@@ -5,6 +5,7 @@ Submodules load on first use: importing this package costs nothing and says noth
 
 import atexit
 import importlib
+import importlib.util
 import sys
 from importlib import metadata
 
@@ -54,7 +55,9 @@ def __getattr__(name: str):
         return importlib.import_module(f"tff_fedlabel.{name}")
     if name == "__all__":
         return [*_of_methods(), *_SUBMODULES]
-    if name in _of_methods():
+    # `from tff_fedlabel import command_line` asks here first; the methods are not needed for it.
+    is_module = importlib.util.find_spec(f"{__name__}.{name}") is not None
+    if not is_module and name in _of_methods():
         return getattr(importlib.import_module("tff_fedlabel.algorithms"), name)
     raise AttributeError(f"module 'tff_fedlabel' has no attribute {name!r}")
 

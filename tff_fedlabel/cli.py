@@ -13,8 +13,7 @@ from typing import Any
 
 from absl import flags
 
-from tff_fedlabel import _parameters, _validation, algorithms, command_line, tasks
-from tff_fedlabel.training.config import method_parameters, run_parameters
+from tff_fedlabel import _parameters, _validation, command_line
 
 FLAGS = flags.FLAGS
 
@@ -30,6 +29,17 @@ _RUNTIME_FLAGS = {
     "workers": ("workers", "addresses"),
 }
 
+# The headings of the help; under `TRAINING` are also the choices of a run that are not listed here.
+_DATA, _METHOD, _TRAINING = "task and data", "method", "training"
+_PRIVACY, _RUNTIME, _OUTPUT = "privacy", "runtime", "output"
+_UNDER = {
+    _DATA: "num_clients alpha labeled_fraction partition split image_size",
+    _METHOD: "model width strong_augment weak_augment init_from",
+    _PRIVACY: "dp_noise_multiplier dp_clipping_norm dp_delta",
+    _OUTPUT: "client_accuracy eval_every",
+}
+_HEADING_OF = {name: heading for heading, names in _UNDER.items() for name in names.split()}
+
 _KINDS = {
     int: flags.DEFINE_integer,
     float: flags.DEFINE_float,
@@ -39,46 +49,80 @@ _KINDS = {
 
 
 def _run_parameters() -> dict[str, _parameters.Parameter]:
+    from tff_fedlabel.training.config import run_parameters
+
     return {name: p for name, p in run_parameters().items() if name not in _NO_FLAGS}
 
 
-def define_flags() -> None:
-    """Defines the flags of `main`. A flag that is not given leaves the choice to the task."""
+def define_flags() -> list[str]:
+    """Defines the flags of `main`. A flag that is not given leaves the choice to the task.
+
+    Returns:
+      The headings under which they stand in the help.
+    """
+    from tff_fedlabel import algorithms, tasks  # Not before Ctrl-C is taken care of.
+    from tff_fedlabel.training.config import method_parameters
+
     flags.DEFINE_string(
         "task",
         "digits",
         f"{_list(tasks.TASKS)}; or the path of your own images, a folder or an .npz file "
         "(docs/own-data.md); digits needs no download",
+        module_name=_DATA,
     )
-    flags.DEFINE_string("algorithm", "fedlabel", _list(algorithms.METHODS))
-    for parameter in {**_run_parameters(), **method_parameters()}.values():
-        _KINDS[parameter.kind](parameter.name, None, parameter.help)
     flags.DEFINE_string(
         "data_dir",
         None,
         "where the data sets lie, or are downloaded to, or your images are kept once read",
+        module_name=_DATA,
     )
-    flags.DEFINE_string("output_dir", None, "the run directory; default: a new one under runs/")
+    flags.DEFINE_string("algorithm", "fedlabel", _list(algorithms.METHODS), module_name=_METHOD)
+    for parameter in _run_parameters().values():
+        heading = _HEADING_OF.get(parameter.name, _TRAINING)
+        _KINDS[parameter.kind](parameter.name, None, parameter.help, module_name=heading)
+    _define_runtime_flags()
+    _define_output_flags()
+    headings = [_DATA, _METHOD, _TRAINING, _PRIVACY, _RUNTIME, _OUTPUT]
+    for parameter, methods in method_parameters().values():
+        heading = f"parameters of {_list(methods, 'and')}"
+        _KINDS[parameter.kind](parameter.name, None, parameter.help, module_name=heading)
+        headings.append(heading)
+    return list(dict.fromkeys(headings))
+
+
+def _define_runtime_flags() -> None:
+    under = {"module_name": _RUNTIME}
     flags.DEFINE_string(
         "runtime",
         "auto",
         "auto, local (TFF's C++ worker), device (this process; GPUs) or workers (machines)",
+        **under,
     )
-    flags.DEFINE_list("workers", None, "workers: host:port,host:port of TFF workers")
-    flags.DEFINE_integer("max_concurrent_clients", None, "device: clients computed at once")
-    flags.DEFINE_bool("deterministic", False, "device: the same weights each time, on a GPU too")
-    flags.DEFINE_bool("require_gpu", False, "device: fail where no GPU is visible")
-    flags.DEFINE_bool(
-        "simulate_secure_aggregation", False, "device: compute secure sums, without cryptography"
+    flags.DEFINE_list("workers", None, "workers: host:port,host:port of TFF workers", **under)
+    flags.DEFINE_integer(
+        "max_concurrent_clients", None, "device: clients computed at once", **under
     )
-    flags.DEFINE_bool("resume", False, "continue the run in --output_dir")
-    flags.DEFINE_integer("checkpoint_every", 1, "rounds between checkpoints")
-    flags.DEFINE_bool("verbose", False, "show TensorFlow's log and the traceback of a failure")
+    for name, text in {
+        "deterministic": "device: the same weights each time, on a GPU too",
+        "require_gpu": "device: fail where no GPU is visible",
+        "simulate_secure_aggregation": "device: compute secure sums, without cryptography",
+    }.items():
+        flags.DEFINE_bool(name, False, text, **under)
 
 
-def _list(names) -> str:
+def _define_output_flags() -> None:
+    under = {"module_name": _OUTPUT}
+    text = "the run directory; default: a new one under runs/"
+    flags.DEFINE_string("output_dir", None, text, **under)
+    text = "continue the run in --output_dir; if it holds none, a new one starts"
+    flags.DEFINE_bool("resume", False, text, **under)
+    flags.DEFINE_integer("checkpoint_every", 1, "rounds between checkpoints", **under)
+    command_line.define_verbose(_OUTPUT)
+
+
+def _list(names, conjunction: str = "or") -> str:
     *most, last = names
-    return f"{', '.join(most)} or {last}" if most else last
+    return f"{', '.join(most)} {conjunction} {last}" if most else last
 
 
 def main(argv: Sequence[str]) -> int:
@@ -94,9 +138,11 @@ def _train() -> int:
     runtime_name, runtime_options = _runtime()
 
     from tff_fedlabel import runtime, training
+    from tff_fedlabel.training.config import method_parameters
 
     choices = {}
-    for name, parameter in {**_run_parameters(), **method_parameters()}.items():
+    of_methods = {name: p for name, (p, _) in method_parameters().items()}
+    for name, parameter in {**_run_parameters(), **of_methods}.items():
         if getattr(FLAGS, name) is not None:
             choices[name] = parameter.parse(getattr(FLAGS, name))
     for name in ("task", "algorithm"):
@@ -111,6 +157,8 @@ def _train() -> int:
         _validation.check_name("runtime", runtime_name, ("auto", *runtime.RUNTIMES))
         _validation.check_int("checkpoint_every", FLAGS.checkpoint_every)
     output_dir = FLAGS.output_dir or _new_directory(config)
+    if FLAGS.resume and _holds_nothing(output_dir):
+        print(f"starts a new run: {output_dir} holds none", file=sys.stderr)
     terminal = sys.stderr.isatty()
     summary = training.run(
         config,
@@ -147,6 +195,10 @@ def _runtime() -> tuple[str, dict[str, Any]]:
     if name == "workers" and "workers" not in given and not (stored and stored[0] == name):
         raise command_line.UsageError("--runtime workers needs --workers host:port,host:port")
     return name, {_RUNTIME_FLAGS[flag][1]: getattr(FLAGS, flag) for flag in given}
+
+
+def _holds_nothing(path: str) -> bool:
+    return not os.path.exists(path) or (os.path.isdir(path) and not os.listdir(path))
 
 
 def _new_directory(config) -> str:

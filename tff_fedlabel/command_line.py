@@ -6,7 +6,9 @@ once. Exit codes: 0 done, 1 failure, 2 wrong usage, 130 and 143 stopped by SIGIN
 
 import contextlib
 import os
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 
@@ -14,15 +16,37 @@ from absl import flags
 
 FLAGS = flags.FLAGS
 _INTERNAL = ("probe",)  # by which scripts call themselves
+flags.disclaim_key_flags()  # absl files a flag that is defined here under the script that asks.
 
 
 class UsageError(ValueError):
     """What the user asked for makes no sense; exit code 2."""
 
 
+def define_verbose(heading: str) -> None:
+    """Defines --verbose, which `run_command` does for a script that has not.
+
+    Args:
+      heading: Under which it stands in the help; absl's name of a module.
+    """
+    text = "show TensorFlow's log and the traceback of a failure"
+    flags.DEFINE_bool("verbose", False, text, module_name=heading)
+
+
+def define_overwrite() -> None:
+    """Defines --overwrite of the scripts that write where the user says."""
+    flags.DEFINE_bool("overwrite", False, "replace what an earlier call has written there")
+
+
+def define_flags_of_model() -> None:
+    """Defines the flags of the scripts that read the model of a run."""
+    flags.DEFINE_bool("best", False, "the round with the best validation accuracy, not the last")
+    flags.DEFINE_string("data_dir", None, "where the data set lies; for runs of older versions")
+
+
 def run_command(
     argv: Sequence[str],
-    define: Callable[[], None],
+    define: Callable[[], Sequence[str] | None],
     command: Callable[..., int],
     epilogue: str = "",
     arguments: str = "",
@@ -31,7 +55,8 @@ def run_command(
 
     Args:
       argv: With the program's name first.
-      define: Defines the flags.
+      define: Defines the flags. It returns the headings under which it has filed them, as
+        `module_name`, in the order of the help; None for one list.
       command: Takes the arguments that are no flags; returns the exit code.
       epilogue: A line for the end of the help.
       arguments: The names of these arguments, "RUN_DIR OUT"; with "..." at the end, the last may be
@@ -40,10 +65,22 @@ def run_command(
     Returns:
       The exit code. What goes wrong is told in one line on stderr.
     """
-    define()
+    with _interrupts_at_once():
+        try:
+            return _run(argv, define, command, epilogue, arguments)
+        except KeyboardInterrupt:
+            return _complain("interrupted", 130)
+
+
+def _run(argv, define, command, epilogue, arguments) -> int:
+    # absl files the flags of a script under its name.
+    module = sys.argv[0] if define.__module__ == "__main__" else define.__module__
+    headings = define() or (module,)
+    if "verbose" not in FLAGS:
+        define_verbose(headings[-1])
     try:
         if {"--help", "-help", "--helpshort", "-h", "-helpshort"} & set(argv[1:]):
-            print(_help(argv[0], define, epilogue, arguments))
+            print(_help(argv[0], headings, epilogue, arguments))
             return 0
         FLAGS.set_gnu_getopt(True)
         _, *given = FLAGS(list(argv))
@@ -59,8 +96,6 @@ def run_command(
         os.environ["TF_CPP_MIN_LOG_LEVEL"] = "0"
     try:
         return command(*given)
-    except KeyboardInterrupt:
-        return _complain("interrupted", 130)
     except Exception as error:  # noqa: BLE001 (a user gets one line, whatever happened)
         if FLAGS.verbose:
             traceback.print_exc()
@@ -123,22 +158,76 @@ def wrong_values_are_usage() -> Iterator[None]:
 
 
 def _complain(text: str, code: int) -> int:
-    print(f"{os.path.basename(sys.argv[0]) or 'tff_fedlabel'}: {text}", file=sys.stderr)
+    print(f"{_program()}: {text}", file=sys.stderr)
     return code
 
 
-def _help(program: str, define: Callable[[], None], epilogue: str, arguments: str) -> str:
+def _program() -> str:
+    return os.path.basename(sys.argv[0]) or "tff_fedlabel"
+
+
+def _help(program: str, headings: Sequence[str], epilogue: str, arguments: str) -> str:
     lines = [f"usage: {program} {arguments}{' ' if arguments else ''}[--flag value ...]", ""]
-    # absl files the flags of a script under its name.
-    module = sys.argv[0] if define.__module__ == "__main__" else define.__module__
-    flags_of_module = FLAGS.flags_by_module_dict()[module]
-    ours = [flag for flag in flags_of_module if flag.name not in _INTERNAL]
-    width = max(len(flag.name) for flag in ours) + 4
-    for flag in ours:
-        default = "" if flag.default in (None, False) else f" [{flag.default}]"
-        lines.append(f"  --{flag.name:<{width}}{flag.help}{default}")
-    lines.append("")
+    by_heading = FLAGS.flags_by_module_dict()
+    groups = [[f for f in by_heading[name] if f.name not in _INTERNAL] for name in headings]
+    width = max(len(flag.name) for flags_of_group in groups for flag in flags_of_group) + 4
+    for heading, flags_of_group in zip(headings, groups, strict=True):
+        if len(headings) > 1:
+            lines.append(f"{heading}:")
+        for flag in flags_of_group:
+            default = "" if flag.default in (None, False) else f" [{flag.default}]"
+            lines.append(f"  --{flag.name:<{width}}{flag.help}{default}")
+        lines.append("")
     if epilogue:
         lines.append(epilogue)
     lines.append("--flagfile FILE reads flags from a file; experiments/flagfiles has one per task.")
     return "\n".join(lines)
+
+
+@contextlib.contextmanager
+def _interrupts_at_once() -> Iterator[None]:
+    """Inside, Ctrl-C while the program is still loading ends it with one line.
+
+    An exception would not do there: libraries that are being imported turn it into another one, or
+    have callbacks that print it and go on. Nothing has begun yet that would have to be ended in
+    order. Later Ctrl-C is a `KeyboardInterrupt` as ever.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    is_usual = before is signal.default_int_handler  # Else it is ignored, or somebody else's.
+    is_main = threading.current_thread() is threading.main_thread()  # It alone gets signals.
+    stderr = _copy_of_stderr() if is_usual and is_main else None
+    if stderr is None:
+        yield
+        return
+
+    def interrupted(number, frame):
+        if not _is_loading(frame):
+            raise KeyboardInterrupt
+        os.write(stderr, f"{_program()}: interrupted\n".encode())
+        os._exit(128 + number)
+
+    signal.signal(signal.SIGINT, interrupted)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        os.close(stderr)
+
+
+def _copy_of_stderr() -> int | None:
+    """A copy, since standard error leads elsewhere while TensorFlow is imported; None if closed."""
+    try:
+        return os.dup(2)
+    except OSError:
+        return None
+
+
+def _is_loading(frame) -> bool:
+    """Whether TensorFlow Federated, or something before it, is being imported in a frame."""
+    federated = sys.modules.get("tensorflow_federated")
+    spec = getattr(federated, "__spec__", None)
+    if federated is not None and not getattr(spec, "_initializing", False):
+        return False
+    while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
+        frame = frame.f_back
+    return frame is not None

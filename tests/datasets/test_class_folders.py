@@ -109,13 +109,16 @@ def test_folders_of_no_known_form(tmp_path, paths, words):
 def test_files_that_are_no_images_are_named(tmp_path):
     fill(tmp_path, "cat", "dog")
     (tmp_path / "cat" / "a.gif").write_bytes(b"GIF89a")
+    (tmp_path / "unlabeled").mkdir()
+    (tmp_path / "unlabeled" / "notes.txt").write_text("to do")
     save(tmp_path / "outside.png", image(1))
     with pytest.raises(sources.UnusableFilesError) as error:
         own_data.open_source(tmp_path)
     assert str(error.value).splitlines() == [
-        f"2 files in {tmp_path} cannot be used; mend or remove them:",
+        f"3 files in {tmp_path} cannot be used; mend or remove them:",
         "  outside.png: it lies outside the class folders",
         "  cat/a.gif: its name does not end in .png, .jpg or .jpeg",
+        "  unlabeled/notes.txt: its name does not end in .png, .jpg or .jpeg",
     ]
 
 

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 import tensorflow as tf
 
-from tff_fedlabel.datasets import federated
+from tff_fedlabel.datasets import _own_arrays, federated, sources
 
 N = 12
 X = np.zeros((N, 4, 4, 1), np.uint8)
@@ -217,6 +217,48 @@ def test_images_of_different_sizes(size, text, form):
         _data(x=form(images))
     assert (error.value.client_id, error.value.field) == ("c", "x")
     assert "\n" not in str(error.value)
+
+
+GAP = np.arange(N) == 3
+MASKED = {
+    "x": (np.ma.masked_array(X, np.broadcast_to(GAP[:, None, None, None], X.shape)), "x.filled(0)"),
+    "y": (np.ma.masked_array(Y, GAP), "y.astype(float).filled(np.nan)"),
+    "labeled": (np.ma.masked_array(LABELED, GAP), "labeled.filled(False)"),
+    "hidden_y": (np.ma.masked_array(Y, GAP), "leave hidden_y out"),
+    "client_ids": (np.ma.masked_array(np.arange(N), GAP), "entry 3 is missing"),
+}
+
+
+@pytest.mark.parametrize("field", MASKED)
+def test_gaps_of_masked_arrays_are_refused(field):
+    given, words = MASKED[field]
+    with pytest.raises(federated.ClientDataError) as error:
+        _data(**{field: given})
+    assert words in str(error.value) and "\n" not in str(error.value)
+    assert error.value.field == field
+    if field != "client_ids":
+        assert f"{given.mask.sum()} masked entries" in str(error.value)
+
+
+def test_masked_arrays_without_gaps_are_arrays():
+    assert _labels(_data(x=np.ma.masked_array(X), y=np.ma.masked_array(Y))) == EXPECTED
+
+
+def test_what_the_message_says_makes_masked_labels_usable():
+    """Masked are images 1, 3, ..., which have no label; the labels below are the test's own."""
+    masked = np.ma.masked_array(Y, ~LABELED)
+    with pytest.raises(federated.ClientDataError, match="6 masked entries"):
+        _data(y=masked)
+    assert _labels(_data(y=masked.astype(float).filled(np.nan))) == EXPECTED
+
+
+def test_masked_images_of_other_sources_are_refused():
+    masked = sources.Examples(*(MASKED[field][0] for field in ("x", "y")))
+    for examples in (masked, sources.Examples(X, masked.y)):
+        with pytest.raises(federated.ClientDataError, match="masked entries"):
+            federated.from_source(examples, [np.arange(N)], 0.5)
+    with pytest.raises(federated.ClientDataError, match="masked entries"):
+        _own_arrays.list_arrays({"x_train": X[..., 0], "y_train": masked.y}, "mine")
 
 
 def test_other_images_refused():

@@ -109,11 +109,11 @@ def test_what_a_killed_process_left_goes_with_the_next_reading(tmp_path):
     data = fill(tmp_path / "data", "cat", "dog")
     read(data, tmp_path)
     (name,) = kept(tmp_path)
-    of_earlier_files = f"{name.rpartition('-')[0]}-{'0' * 24}.npy.123.tmp"
+    of_earlier_files = f".{name.rpartition('-')[0]}-{'0' * 24}.partial-123.npy"
     (tmp_path / "cache" / of_earlier_files).write_bytes(b"partial")
     save(data / "dog" / "2.png", image(2))
     assert len(read(data, tmp_path)) == 3
-    assert [name.rpartition(".")[2] for name in kept(tmp_path)] == ["npy"]
+    assert not (tmp_path / "cache" / of_earlier_files).exists() and len(kept(tmp_path)) == 1
 
 
 @pytest.mark.parametrize("content", ["nothing", "numbers", "a table"])

@@ -130,6 +130,31 @@ def test_what_goes_wrong_in_the_sequence_is_raised_as_it_is(number, local_runtim
             add_all(Cohort(8, 3))
 
 
+@pytest.mark.parametrize("number", [1, 4])
+@pytest.mark.parametrize("said", ["", "no more"])
+def test_a_sequence_that_stops_early_is_named(number, said):
+    """StopIteration would end a generator or be refused by a future, wherever it arrives."""
+
+    class Stops(Cohort):
+        def __getitem__(self, client):
+            if client == 3:
+                raise StopIteration(*filter(None, [said]))
+            return super().__getitem__(client)
+
+    async def program():
+        return await add_all(Stops(8)).get_value()
+
+    reason = "raised StopIteration for client 3 of 8" + (": no more;" if said else ";")
+    with runtime.use("device", max_concurrent_clients=number):
+        with pytest.raises(runtime.ComputationError, match=reason) as error:
+            add_all(Stops(8))
+        assert "\n" not in str(error.value)
+        assert add_all(Cohort(3)) == Cohort(3).sum()
+    with runtime.use("device", max_concurrent_clients=number, asynchronous=True):
+        with pytest.raises(runtime.ComputationError, match=reason):
+            asyncio.run(program())
+
+
 _MANY = """
 import resource, sys, time
 import numpy as np, tensorflow as tf, tensorflow_federated as tff

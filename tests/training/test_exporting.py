@@ -18,7 +18,7 @@ from scripts import run_script
 from tff_fedlabel import training
 from tff_fedlabel.datasets import federated
 from tff_fedlabel.models.resnet import _ARCHITECTURES as architectures
-from tff_fedlabel.training import experiment, exporting, keras_model, replacing, trained_model
+from tff_fedlabel.training import experiment, exporting, keras_model, trained_model
 
 SHAPES = {"digits": (8, 8, 1), "resnet18": (20, 16, 3)}
 
@@ -208,18 +208,6 @@ def test_nothing_but_an_export_is_ever_replaced(digits, tmp_path):
         training.export(digits, tmp_path / "model.h5")
 
 
-def test_a_failure_leaves_what_was_there(tmp_path):
-    (tmp_path / "file").write_text("old")
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "file").write_text("old")
-    for name in ("file", "folder"):
-        with pytest.raises(OSError, match="full"), replacing.replacing(tmp_path / name) as partial:
-            partial.mkdir() if name == "folder" else partial.write_text("new")
-            raise OSError("full")
-    assert (tmp_path / "file").read_text() == (tmp_path / "folder" / "file").read_text() == "old"
-    assert len(list(tmp_path.iterdir())) == 2
-
-
 def test_the_script(trained, tmp_path):
     out = tmp_path / "m.npz"
     code, text, err = run_script(script, script.export, trained, out, "--best")
@@ -244,6 +232,12 @@ def test_wrong_use_of_the_script(arguments, words, tmp_path, monkeypatch):
     assert code == 2 and not out and len(err.splitlines()) == 1
     assert all(word in err for word in words)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_missing_run_is_noticed_before_the_target(tmp_path):
+    (tmp_path / "m.npz").touch()
+    code, _, err = run_script(script, script.export, tmp_path / "nowhere", tmp_path / "m.npz")
+    assert code == 2 and "nowhere holds no run" in err and len(err.splitlines()) == 1
 
 
 def test_runs_that_cannot_be_exported(trained, tmp_path):

@@ -62,10 +62,14 @@ def built(monkeypatch):
     return given
 
 
-def test_a_resumed_run_needs_the_other_no_more(other, built, tmp_path, monkeypatch):
+def test_a_resumed_run_needs_the_other_no_more(other, built, tmp_path, monkeypatch, capfd):
     config = training.make_config("digits", "fedavg", init_from=other, **FEDAVG)
-    training.run(config, tmp_path / "whole", runtime="device")
+    summary = training.run(config, tmp_path / "whole", runtime="device")
     assert json.loads((tmp_path / "whole" / "config.json").read_text())["init_from"] == str(other)
+    assert summary["init_from"] == str(other)
+    told = f"starts from the weights of the run in {other} after round {trained_runs.ROUNDS}"
+    assert capfd.readouterr().err.splitlines() == [told]
+    assert (tmp_path / "whole" / "run.log").read_text().count(told) == 1
 
     def stop(*_):
         signal.raise_signal(signal.SIGTERM)
@@ -78,7 +82,9 @@ def test_a_resumed_run_needs_the_other_no_more(other, built, tmp_path, monkeypat
     assert not list((tmp_path / "stopped").glob("checkpoints/round_*"))
     expected = trained_runs.checkpoint(other)[:NUMBER]
     shutil.rmtree(other)
+    capfd.readouterr()
     training.run(config, tmp_path / "stopped", resume=True)
+    assert not capfd.readouterr().err  # It has weights of its own by now.
     assert built[:2] == [None, None]
     assert_weights_equal(built[2], expected)
     whole, stopped = (

@@ -188,7 +188,7 @@ def test_stopped_anywhere_and_resumed_ends_in_the_same_weights(
     output_dir = tmp_path / "run"
     output_dir.mkdir()
     shutil.copy(reference[0] / "config.json", output_dir)
-    (output_dir / "config.json.tmp").write_text("{")
+    (output_dir / ".config.partial-1.json").write_text("{")
     checkpoints = output_dir / "checkpoints"
 
     process = start(output_dir, "--resume")
@@ -212,6 +212,7 @@ def test_stopped_anywhere_and_resumed_ends_in_the_same_weights(
         np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-6)
     pd.testing.assert_frame_equal(metrics(output_dir), metrics(reference[0]))
     assert not list(checkpoints.glob("*_temp*"))
+    assert not list(output_dir.glob(".*"))
 
 
 def test_finished_run_returns_at_once(reference, main, capfd):

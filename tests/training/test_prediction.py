@@ -136,11 +136,63 @@ def test_arrays_that_are_no_images(trained, tmp_path, arrays, words):
     assert code == 2 and words in err and len(err.splitlines()) == 1 and not out
 
 
-@pytest.mark.parametrize("name", ["nowhere", "nowhere.npz", "empty"])
-def test_no_images(trained, tmp_path, name):
+@pytest.mark.parametrize(
+    "name,words",
+    [
+        ("nowhere", "nowhere does not exist"),
+        ("nowhere.npz", "nowhere.npz does not exist"),
+        ("empty", "empty holds no images"),
+    ],
+)
+def test_no_images(trained, tmp_path, name, words):
     (tmp_path / "empty").mkdir()
     code, _, err = run(trained, tmp_path / name, "--output", tmp_path / "p.csv")
-    assert code == 2 and name in err and len(err.splitlines()) == 1
+    assert code == 2 and words in err and len(err.splitlines()) == 1
+
+
+def test_what_is_there_is_replaced_only_on_request_and_then_wholly(trained, tmp_path):
+    np.savez(tmp_path / "known.npz", x=DIGITS, y=LABELS)
+    np.savez(tmp_path / "unknown.npz", x=DIGITS[:3])
+    output, picture = tmp_path / "p.csv", tmp_path / "confusion.png"
+
+    def classify(name, *flags):
+        return run(trained, tmp_path / name, "--output", output, *flags)
+
+    def check_refused(name, *flags):
+        code, out, err = classify("unknown.npz", *flags)
+        assert (code, out) == (2, "") and len(err.splitlines()) == 1
+        assert f"{name} exists; --overwrite" in err
+
+    code, _, err = run(trained, tmp_path / "known.npz", "--output", picture)
+    assert code == 2 and "where the picture goes" in err and not picture.exists()
+    assert classify("known.npz")[0] == 0 and picture.exists()
+    check_refused("p.csv")
+    assert len(table(output)) == 40
+    assert classify("unknown.npz", "--overwrite")[0] == 0
+    # The picture was of the images before.
+    assert len(table(output)) == 3 and not picture.exists()
+    output.unlink()
+    picture.touch()
+    check_refused("confusion.png")
+    assert not output.exists()
+    assert classify("known.npz", "--overwrite")[0] == 0
+    assert picture.stat().st_size
+
+
+def test_a_folder_is_never_replaced_by_a_table(trained, tmp_path):
+    np.savez(tmp_path / "images.npz", x=DIGITS[:3])
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "thesis.jpg").touch()
+    where = ("--output", tmp_path / "photos", "--overwrite")
+    code, _, err = run(trained, tmp_path / "images.npz", *where)
+    assert code == 2 and "photos is there and is no file" in err
+    assert (tmp_path / "photos" / "thesis.jpg").exists()
+
+
+def test_a_missing_run_is_noticed_before_the_target(tmp_path):
+    (tmp_path / "p.csv").touch()
+    code, _, err = run(tmp_path / "nowhere", tmp_path, "--output", tmp_path / "p.csv")
+    assert code == 2 and "nowhere holds no run" in err and len(err.splitlines()) == 1
 
 
 @pytest.mark.parametrize("number", [2, 20, 47])

@@ -50,7 +50,7 @@ class Page(html.parser.HTMLParser):
 
 def page(tmp_path, *runs):
     output = tmp_path / "page.html"
-    training.write_report(runs, output)
+    training.write_report(runs, output, overwrite=True)
     return Page(output)
 
 
@@ -138,6 +138,13 @@ def test_the_script(trained, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, out, err = run_script(script, script.report, trained)
     assert (code, err) == (0, "") and "report.html" in out
+    assert Page(tmp_path / "report.html").headings
+    (tmp_path / "report.html").write_text("old")
+    code, out, err = run_script(script, script.report, trained)
+    assert (code, out) == (2, "") and len(err.splitlines()) == 1
+    assert "report.html exists; --overwrite" in err
+    assert (tmp_path / "report.html").read_text() == "old"
+    assert run_script(script, script.report, trained, "--overwrite")[0] == 0
     assert Page(tmp_path / "report.html").headings
     for arguments, words in (([], "needs RUN_DIR..."), (["nowhere"], "nowhere holds no run")):
         code, out, err = run_script(script, script.report, *arguments)

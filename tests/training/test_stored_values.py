@@ -102,6 +102,16 @@ def test_what_json_cannot_hold_is_refused_before_anything_is_written(tmp_path, v
     assert not (tmp_path / "run").exists()
 
 
+def test_a_directory_with_what_a_killed_start_left_is_empty(tmp_path):
+    (tmp_path / ".config.partial-12.json").write_text("{")
+    opened(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+    for name in (".config.partial-13.json", ".round.partial-13.json", ".partition.partial-1.csv"):
+        (tmp_path / name).write_text("half")
+    opened(tmp_path, resume=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
 def test_a_confidence_of_ones_own_is_refused_as_well(tmp_path):
     """It goes into a process, but not into a run, which could not be told from others."""
     config = training.make_config("digits", confidence=lambda p: p[:, 0])

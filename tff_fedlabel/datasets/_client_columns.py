@@ -15,6 +15,12 @@ from tff_fedlabel.datasets._client_data_checks import ClientDataError
 ClientId = str | int
 NO_LABEL = -1
 _LABEL_LIMIT = 2**31  # Labels are held as int32.
+_HOW_TO_FILL = {
+    "x": "fill them: x.filled(0)",
+    "y": "where there is no label, give NaN: y.astype(float).filled(np.nan)",
+    "labeled": "say what they are: labeled.filled(False)",
+    "hidden_y": "every image needs its label there; leave hidden_y out if some are not known",
+}
 
 
 def number_of_images(x: Any) -> int:
@@ -31,12 +37,26 @@ def number_of_images(x: Any) -> int:
     return number
 
 
+def check_not_masked(field: str, values: Any) -> None:
+    """Raises ClientDataError for a masked array with gaps, which a plain one would not have."""
+    number = np.ma.count_masked(values) if isinstance(values, np.ma.MaskedArray) else 0
+    if number:
+        raise ClientDataError(
+            None,
+            field,
+            f"is a masked array with {number} masked entries, which would count as values; "
+            f"{_HOW_TO_FILL.get(field, 'fill them: values.filled(...)')}",
+        )
+
+
 def image_array(x: Any, owner: Callable[[int], ClientId]) -> np.ndarray:
     """`x` as one array, not copied if it is already one.
 
     Raises:
-      ClientDataError: the images have different sizes, naming the first that differs from image 0.
+      ClientDataError: the images have different sizes, naming the first that differs from image 0;
+        or some of their pixels are masked.
     """
+    check_not_masked("x", x)
     try:
         array = np.asarray(x)
     except ValueError:  # A list of arrays that do not fit together.
@@ -150,7 +170,8 @@ def label_column(
 
 
 def check_column(field: str, column: np.ndarray, number: int) -> None:
-    """Raises ClientDataError unless `column` has shape [number]."""
+    """Raises ClientDataError unless `column` has shape [number] and no gaps."""
+    check_not_masked(field, column)
     if column.ndim != 1:
         raise ClientDataError(None, field, f"shape is {list(column.shape)}; give [n]")
     if len(column) != number:
@@ -159,6 +180,7 @@ def check_column(field: str, column: np.ndarray, number: int) -> None:
 
 def _to_numpy(field: str, values: Any, number: int) -> np.ndarray:
     """An array [n]; pandas nullable types become plain ones, with gaps as NaN in floats."""
+    check_not_masked(field, values)  # Which `np.asarray` takes for a plain one.
     if _is_nullable(values):
         gaps = np.asarray(values.isna())
         if not gaps.any():

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
+from tff_fedlabel._replacing import is_left_over, replacing
 from tff_fedlabel.datasets import _download_lock
 from tff_fedlabel.datasets._source_errors import DataNotFoundError
 
@@ -50,8 +51,9 @@ class ImageCache:
             lock = self._folder / f"{self._family}.lock"
             with _download_lock.one_at_a_time(lock, self._file) as alone:
                 if alone:  # Also what a killed process left of the data as it was then.
-                    for left_over in self._folder.glob(f"{self._family}-*.tmp"):
-                        left_over.unlink(missing_ok=True)
+                    for left_over in self._folder.glob(f".{self._family}-*"):
+                        if is_left_over(left_over):
+                            left_over.unlink(missing_ok=True)
                 yield
 
     def open(self) -> np.ndarray | None:
@@ -82,19 +84,14 @@ class ImageCache:
         Raises:
           DataNotFoundError: the folder is not writable, or the disk is full.
         """
-        partial = self._folder / f"{self._file}.{os.getpid()}.tmp"
         with self._told():
-            try:
-                with open(partial, "wb") as file:
-                    header = {"descr": "|u1", "fortran_order": False, "shape": shape}
-                    np.lib.format.write_array_header_1_0(file, header)
-                    for block in blocks:
-                        file.write(np.ascontiguousarray(block, np.uint8).data)
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.replace(partial, self._folder / self._file)
-            finally:
-                partial.unlink(missing_ok=True)
+            with replacing(self._folder / self._file) as partial, open(partial, "wb") as file:
+                header = {"descr": "|u1", "fortran_order": False, "shape": shape}
+                np.lib.format.write_array_header_1_0(file, header)
+                for block in blocks:
+                    file.write(np.ascontiguousarray(block, np.uint8).data)
+                file.flush()
+                os.fsync(file.fileno())
             for older in self._folder.glob(f"{self._family}-*.npy"):
                 if older.name != self._file:
                     older.unlink(missing_ok=True)  # Whoever has it mapped keeps it.

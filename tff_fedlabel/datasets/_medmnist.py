@@ -175,7 +175,7 @@ def _fetch_whole(name, url, md5, path: pathlib.Path, part: pathlib.Path, where: 
     if found != md5:
         part.unlink()
         raise CorruptDataError(f"{name}: the file at {url} has MD5 {found}, not {md5}: {where}")
-    os.replace(part, path)
+    os.replace(part, path)  # Not by `_replacing`, which keeps nothing of what was broken off.
 
 
 def _fetch(name: str, url: str, part: pathlib.Path) -> None:

@@ -217,6 +217,8 @@ class _MemoryArrays:
         self._arrays = {_ALSO_CALLED.get(key, key): value for key, value in arrays.items()}
         self.names = list(self._arrays)
         _check_twice(name, self.names, arrays)
+        for field, value in self._arrays.items():
+            _client_columns.check_not_masked(field, value)
 
     def get(self, field: str) -> np.ndarray:
         value = self._arrays[field]

@@ -210,6 +210,7 @@ def from_source(
     if np.count_nonzero(owner >= 0) != used.size:
         row = int(np.argmax(np.bincount(used) > 1))
         raise ValueError(f"parts must not contain an image twice; image {row} is repeated.")
+    _client_columns.check_not_masked("x", examples.x)
     _client_data_checks.check_image_spec(None, examples.x.shape[1:], examples.x.dtype)
     check_column("y", examples.y, number)
     _client_data_checks.check_label_dtype(None, examples.y.dtype)

@@ -14,6 +14,7 @@ from tff_fedlabel.runtime._compiling import LocalPlan, RoundPlan
 from tff_fedlabel.runtime._dataset_variants import DatasetReader
 from tff_fedlabel.runtime._graphs import flatten, unflatten
 from tff_fedlabel.runtime._private_tensorflow import Call
+from tff_fedlabel.runtime._runtime_errors import ComputationError
 
 
 class ClientError(Exception):
@@ -132,5 +133,14 @@ class Rounds:
 def _client(clients: Sequence, number: int):
     try:
         return clients[number]
+    except StopIteration as error:
+        # Passed on, it would end somebody's generator; a future or a coroutine refuses it.
+        reason = f": {error}" if str(error) else ""
+        raise ClientError(
+            ComputationError(
+                f"the sequence of clients raised StopIteration for client {number} of "
+                f"{len(clients)}{reason}; its __getitem__ must return that client's data"
+            )
+        ) from error
     except Exception as error:
         raise ClientError(error) from error

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tff_fedlabel.training.replacing import replacing
+from tff_fedlabel._replacing import replacing
 
 FILE = "client_accuracy.csv"
 PICTURE = "client_accuracy.png"

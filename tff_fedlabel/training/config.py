@@ -326,10 +326,10 @@ def run_parameters() -> dict[str, _parameters.Parameter]:
     return _parameters.of(RunConfig)
 
 
-def method_parameters() -> dict[str, _parameters.Parameter]:
-    """The parameters of all methods that can be set from text, by name.
+def method_parameters() -> dict[str, tuple[_parameters.Parameter, tuple[str, ...]]]:
+    """The parameters of all methods that can be set from text, by name, and whose they are.
 
-    A parameter of several methods is explained by the first of them; the help names them all.
+    A parameter of several methods is explained by the first of them.
     """
     found: dict[str, _parameters.Parameter] = {}
     methods_with: dict[str, list[str]] = {}
@@ -338,10 +338,7 @@ def method_parameters() -> dict[str, _parameters.Parameter]:
             if parameter.name not in _SET_BY_THE_RUN:
                 found.setdefault(parameter.name, parameter)
                 methods_with.setdefault(parameter.name, []).append(name)
-    return {
-        name: parameter._replace(help=f"{parameter.help} ({', '.join(methods_with[name])})")
-        for name, parameter in found.items()
-    }
+    return {name: (parameter, tuple(methods_with[name])) for name, parameter in found.items()}
 
 
 def lr_factor(schedule: str, round_num: int, rounds: int) -> float:

@@ -28,6 +28,7 @@ class Experiment:
         images and their true labels are known.
       initial_memory: The memory of a client that has not taken part yet; None for a method without
         memory.
+      start: Where the model's initial weights come from, in words, if from another run.
     """
 
     config: configuration.RunConfig
@@ -36,6 +37,7 @@ class Experiment:
     model: tff.learning.models.FunctionalModel
     process: tff.learning.templates.LearningProcess
     initial_memory: Any = None
+    start: str | None = None
 
     @property
     def method(self) -> algorithms.Method:
@@ -164,7 +166,8 @@ def build(
     if start is not None:
         initial_weights = start.weights_for(config, source)
     model = _build_model(config, source, initial_weights)
-    return assemble(config, source, clients, model)
+    experiment = assemble(config, source, clients, model)
+    return experiment if start is None else dataclasses.replace(experiment, start=str(start))
 
 
 def assemble(

@@ -18,15 +18,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tff_fedlabel._replacing import OutputError, check_free, replacing
 from tff_fedlabel.training import keras_model
-from tff_fedlabel.training.replacing import replacing
 from tff_fedlabel.training.trained_model import TrainedModel
 
 _CLASSES = "classes.json"
 
 
-class ExportError(ValueError):
-    """There is something where the model should be written to."""
+class ExportError(OutputError):
+    """The model cannot be written to where it should be, or not in that form."""
 
 
 def check_target(out: str | os.PathLike, overwrite: bool = False) -> pathlib.Path:
@@ -43,17 +43,11 @@ def check_target(out: str | os.PathLike, overwrite: bool = False) -> pathlib.Pat
             f"{out} is none of the forms that can be written: NAME.keras, NAME.npz, or the name of "
             "a folder for a SavedModel."
         )
-    for path in [out, *([_classes_beside(out)] if out.suffix == ".keras" else [])]:
-        if not path.exists():
-            continue
-        if path.is_dir() and (file or not (path / "saved_model.pb").exists()):
-            raise ExportError(f"{path} is a folder, and no SavedModel: choose another name.")
-        if not file and not path.is_dir():
-            raise ExportError(f"{path} is a file: choose another name.")
-        if not overwrite:
-            raise ExportError(
-                f"{path} exists; --overwrite (in Python: overwrite=True) replaces it."
-            )
+    if not file:
+        check_free(out, overwrite, kind="SavedModel", is_kind=_is_saved_model, error=ExportError)
+    else:
+        for path in [out, *([_classes_beside(out)] if out.suffix == ".keras" else [])]:
+            check_free(path, overwrite, error=ExportError)
     return out
 
 
@@ -92,6 +86,10 @@ def export(model: TrainedModel, out: str | os.PathLike, *, overwrite: bool = Fal
             classes.write_text(_class_names(model))
             served = _Served(model, str(classes))
             tf.saved_model.save(served, str(partial), signatures=served.serve)
+
+
+def _is_saved_model(path: pathlib.Path) -> bool:
+    return (path / "saved_model.pb").exists()
 
 
 class _Served(tf.Module):

@@ -161,9 +161,10 @@ def _build(config, experiment, data_dir, directory, interrupt) -> experiments.Ex
             trainable, constant = experiment.model.initial_weights
             directory.keep_initial_weights([*trainable, *constant])
         directory.note_data(experiment.source, experiment.clients)
-        if experiment.source.note:
-            directory.note(experiment.source.note)
-            print(experiment.source.note, file=sys.stderr)
+        start = f"starts from the {experiment.start}" if kept is None and experiment.start else None
+        for line in filter(None, (experiment.source.note, start)):
+            directory.note(line)
+            print(line, file=sys.stderr)
         return experiment
     except KeyboardInterrupt:
         raise Interrupted("before a round", directory.path, interrupt.signal_number) from None
@@ -341,6 +342,8 @@ class _Rounds:
         if self._experiment.method.server_training is not None:
             labeled = self._experiment.clients.sizes()["labeled"]
             summary["labeled_images_at_server"] = int(labeled.sum())
+        if config.init_from is not None:
+            summary["init_from"] = config.init_from
         summary.update(self._experiment.privacy(self._done))
         if config.client_accuracy:
             summary.update(self._measure_clients())

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from tff_fedlabel import _validation
-from tff_fedlabel.training.replacing import replacing
+from tff_fedlabel._replacing import replacing
 
 _PARTS = ("labeled", "unlabeled")
 

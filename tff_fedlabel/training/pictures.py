@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from matplotlib import figure
 
-from tff_fedlabel.training.replacing import replacing
+from tff_fedlabel._replacing import replacing
 
 # Classes up to which the cells of a confusion matrix are large; beyond, they and the text shrink.
 _FEW_CLASSES = 20

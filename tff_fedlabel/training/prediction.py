@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from tff_fedlabel._replacing import check_free, replacing
 from tff_fedlabel.datasets import fitting_images
 from tff_fedlabel.training import evaluation
-from tff_fedlabel.training.replacing import replacing
 from tff_fedlabel.training.trained_model import TrainedModel
 
 _UNKNOWN = -1
@@ -22,6 +22,7 @@ _DAMAGE = (
     *(OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, RuntimeError),
     *(TypeError, AttributeError),
 )
+_PICTURE = "confusion.png"
 
 
 class ImagesError(ValueError):
@@ -121,25 +122,54 @@ class Prediction:
             table = pd.concat([table, probabilities], axis=1)
         return table
 
-    def write(self, output: str | os.PathLike, all_classes: bool = False) -> pathlib.Path | None:
+    def write(
+        self, output: str | os.PathLike, all_classes: bool = False, *, overwrite: bool = False
+    ) -> pathlib.Path | None:
         """Writes the table, and confusion.png beside it if classes are known.
+
+        Args:
+          output: The CSV file.
+          all_classes: See `table`.
+          overwrite: Whether an earlier table there, and a confusion.png beside it, may be replaced;
+            the picture is removed if there is no new one.
 
         Returns:
           The path of the picture, None without one.
+
+        Raises:
+          ValueError: See `check_output`.
         """
-        output = pathlib.Path(output)
+        output, path = check_output(output, overwrite)
         with replacing(output) as partial:
             self.table(all_classes).to_csv(
                 partial, index=False, float_format="%.6f", errors="surrogateescape"
             )
         if not self.known.any():
+            path.unlink(missing_ok=True)
             return None
         from tff_fedlabel.training import pictures
 
-        path = output.with_name("confusion.png")
         title = f"accuracy {self.accuracy():.1%} on {np.count_nonzero(self.known)} images"
         pictures.save(pictures.confusion(self.confusion(), self.class_names, title), path)
         return path
+
+
+def check_output(
+    output: str | os.PathLike, overwrite: bool = False
+) -> tuple[pathlib.Path, pathlib.Path]:
+    """Returns the paths of a table, and of the picture beside it, that may be written.
+
+    Raises:
+      ValueError: One of them is there and `overwrite` is False, or it is a folder, or the table
+        has the name of the picture.
+    """
+    output = pathlib.Path(output)
+    if output.name == _PICTURE:
+        raise ValueError(f"{output} is where the picture goes; give the table another name.")
+    paths = output, output.with_name(_PICTURE)
+    for path in paths:
+        check_free(path, overwrite)
+    return paths
 
 
 def find_images(path: str | os.PathLike, class_names: tuple[str, ...]) -> Images:
@@ -158,6 +188,8 @@ def find_images(path: str | os.PathLike, class_names: tuple[str, ...]) -> Images
       ImagesError: There are none, or the arrays have another form.
     """
     path = pathlib.Path(path)
+    if not path.exists():
+        raise ImagesError(f"{path} does not exist: give a folder of PNG or JPEG, or an .npz.")
     if path.suffix == ".npz":
         return _rows(path, class_names)
     if path.is_dir():

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from tff_fedlabel._replacing import check_free, replacing
 from tff_fedlabel.training import html_parts as html
 from tff_fedlabel.training import partition_table, report_figures
 from tff_fedlabel.training.client_accuracy import in_short
 from tff_fedlabel.training.config import RunConfig
-from tff_fedlabel.training.replacing import replacing
 from tff_fedlabel.training.stored_run import RunDirectoryError, StoredRun
 
 _SELECTION = {
@@ -38,20 +38,25 @@ _DEFAULTS = {
 }
 
 
-def write_report(run_dirs: Sequence[str | os.PathLike], output: str | os.PathLike) -> None:
+def write_report(
+    run_dirs: Sequence[str | os.PathLike], output: str | os.PathLike, *, overwrite: bool = False
+) -> None:
     """Writes a page about runs, with all its pictures in it.
 
     Args:
       run_dirs: One or more run directories; unfinished runs and such of older versions have fewer
         sections.
       output: The HTML file.
+      overwrite: Whether a file that is there may be replaced.
 
     Raises:
       RunDirectoryError: One of them holds no run, or a file of it cannot be read.
+      ValueError: `output` is there and `overwrite` is False, or it is a folder.
     """
     runs = [StoredRun(path) for path in run_dirs]
     if not runs:
         raise ValueError("there must be one run at least.")
+    check_free(output, overwrite)
     page = _page(runs)
     with replacing(output) as partial:
         partial.write_text(page, encoding="utf-8")

@@ -19,9 +19,9 @@ import pandas as pd
 import tensorflow_federated as tff
 from absl import logging as absl_logging
 
+from tff_fedlabel._replacing import is_left_over, remove_left_overs, replacing
 from tff_fedlabel.training import partition_table, stored_values
 from tff_fedlabel.training.config import RunConfig
-from tff_fedlabel.training.replacing import replacing
 from tff_fedlabel.training.stored_run import RunDirectoryError, readable, written_choices
 
 # Fields in which a resumed run may differ from what is on disk: it may go on for longer, and what
@@ -38,6 +38,8 @@ _DEFAULTS = {
 }
 _INITIAL_WEIGHTS = "initial_weights.npz"
 _PARTITION = "partition.csv"
+# What is written here in one step.
+_FILES = ("config.json", "round.json", "summary.json", _INITIAL_WEIGHTS, _PARTITION)
 _PACKAGES = ("tff-fedlabel", "tensorflow-federated", "tensorflow", "numpy", "keras-cv")
 
 
@@ -91,7 +93,7 @@ class RunDirectory:
         self._is_new = False
         if (self.path / "config.json").exists():
             self._check_same_run(wanted, resume)
-        elif any(entry.suffix != ".tmp" for entry in self.path.iterdir()):
+        elif not all(map(is_left_over, self.path.iterdir())):
             raise RunDirectoryError(
                 f"{self.path} is not empty and holds no run; choose another --output_dir."
             )
@@ -100,6 +102,8 @@ class RunDirectory:
             runtimes = [{"from_round": 0, **self._runtime}]
             self._write_json("config.json", {**wanted, "versions": versions, "runtimes": runtimes})
             self._is_new = True
+        for name in _FILES:
+            remove_left_overs(self.path / name)
         for left_over in self.path.glob("checkpoints/*_temp*"):
             shutil.rmtree(left_over, ignore_errors=True)
         for left_over in self.path.glob("metrics.csv_temp*"):
@@ -287,14 +291,13 @@ class RunDirectory:
         self.note(f"finished: test accuracy {summary['test_accuracy']:.4f}")
 
     def _write_json(self, name: str, content) -> None:
-        temporary = self.path / f"{name}.tmp"
         # JSON has no NaN or infinity: they become null.
         finite = {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in content.items()
         }
-        temporary.write_text(json.dumps(finite, indent=2, allow_nan=False) + "\n")
-        os.replace(temporary, self.path / name)
+        with replacing(self.path / name) as partial:
+            partial.write_text(json.dumps(finite, indent=2, allow_nan=False) + "\n")
 
     async def release(self, metrics: dict[str, float], round_num: int) -> None:
         """Adds the metrics of a round to metrics.csv, TensorBoard and run.log.

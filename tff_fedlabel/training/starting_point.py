@@ -12,8 +12,11 @@ from tff_fedlabel.training.stored_run import StoredRun
 class StartingPoint:
     """The weights of a run, before it is known whether they fit; made by `read`."""
 
-    def __init__(self, run: StoredRun, arrays: list[np.ndarray]):
-        self._run, self._arrays = run, arrays
+    def __init__(self, run: StoredRun, arrays: list[np.ndarray], round_num: int):
+        self._run, self._arrays, self._round_num = run, arrays, round_num
+
+    def __str__(self) -> str:
+        return f"weights of the run in {self._run.path} after round {self._round_num}"
 
     def weights_for(self, config: Any, source: Any) -> list[np.ndarray]:
         """The weights for the model of another run.
@@ -64,5 +67,5 @@ def read(run_dir: str | os.PathLike) -> StartingPoint:
       RunDirectoryError: There is no run, or it has no checkpoint.
       CheckpointError: The checkpoint is damaged.
     """
-    arrays, _ = trained_model.read_checkpoint(run_dir)
-    return StartingPoint(StoredRun(run_dir), arrays)
+    arrays, round_num = trained_model.read_checkpoint(run_dir)
+    return StartingPoint(StoredRun(run_dir), arrays, round_num)
