@@ -8,9 +8,10 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_fedlabel import augmentation, models
+from tff_fedlabel import algorithms, augmentation, models
 from tff_fedlabel.algorithms import METHODS
 from tff_fedlabel.models import _stateless
+from tff_fedlabel.training.memory import ClientMemory
 
 L = tf.keras.layers
 SHAPE = (8, 8, 1)
@@ -61,7 +62,7 @@ class SpiedMean(tff.aggregators.WeightedAggregationFactory):
 
 
 def build(policy, algorithm, learning_rate=0.1, gradient_factor=1.0):
-    """Returns the process, the first weights, and the type of the updates that it sums."""
+    """Returns the process, the first weights, the type of the updates, and the first memory."""
     before = tf.keras.mixed_precision.global_policy()
     tf.keras.mixed_precision.set_global_policy(policy)
     try:
@@ -72,16 +73,19 @@ def build(policy, algorithm, learning_rate=0.1, gradient_factor=1.0):
         tf.keras.mixed_precision.set_global_policy(before)
     # The proximal term is no part of what is scaled, so it must not grow with the learning rate.
     options = {"strong_augment": None, "threshold": 0.0, "proximal_strength": 0.02 / learning_rate}
+    # FedTriNet uses pseudo-labels in the last of three rounds.
+    options |= {"warmup_rounds": 1, "ramp_start": 0, "ramp_end": 1}
     config_class = METHODS[algorithm].config_class
     known = config_class.__dataclass_fields__
     aggregator = SpiedMean()
-    process = METHODS[algorithm](
+    parts = (
         model,
         tff.learning.optimizers.build_sgdm(learning_rate),
         config_class(**{k: v for k, v in options.items() if k in known}),
-        model_aggregator=aggregator,
     )
-    return process, model.initial_weights[0], aggregator.value_type
+    process = METHODS[algorithm](*parts, model_aggregator=aggregator)
+    memory = algorithms.initial_memory(METHODS[algorithm], *parts)
+    return process, model.initial_weights[0], aggregator.value_type, memory
 
 
 build_once = functools.cache(build)
@@ -89,14 +93,19 @@ build_once = functools.cache(build)
 
 def train(where, built, *, rounds=3, broken=False):
     """Trains on two clients; returns how far the weights moved, and each round's metrics."""
-    process, first_weights, value_type = built
+    process, first_weights, value_type, initial_memory = built
+    memory = None if initial_memory is None else ClientMemory(initial_memory)
     metrics = []
     with where.installed():
         state = process.initialize()
-        for _ in range(rounds):
+        for round_num in range(rounds):
             cohort = [client(11), client(12)] + [client(13, broken=True)] * broken
+            if memory is not None:
+                cohort = [memory.attach(c, n, round_num) for n, c in enumerate(cohort)]
             output = process.next(state, cohort)
             state = output.state
+            if memory is not None:
+                memory.update(output.metrics["client_work"]["memory"])
             metrics.append(output.metrics["client_work"]["train"])
         weights = process.get_model_weights(state).trainable
     assert {part.dtype.type for part in value_type} == {np.float32}
