@@ -76,7 +76,7 @@ class Case:
     momentum: float = 0.5
     loop: LOOPS = LOOPS.DATASET_ITERATOR
     diagnose: bool = False
-    config: FedTriNetConfig = FedTriNetConfig(**CROSSING, first_layers=1)
+    config: FedTriNetConfig = FedTriNetConfig(**CROSSING, first_layers=1, start_from="spliced")
 
     def parts(self):
         build, weights = MODELS[self.model]
@@ -106,7 +106,9 @@ GLOBAL = Case(
     config=dataclasses.replace(SPLICED.config, start_from="global", refresh_mean=False),
     loop=LOOPS.DATASET_REDUCE,
 )
-LINEAR = Case("linear", 0, 0.0, diagnose=True, config=FedTriNetConfig(**CROSSING))
+LINEAR = Case(
+    "linear", 0, 0.0, diagnose=True, config=FedTriNetConfig(**CROSSING, start_from="spliced")
+)
 AT_ONCE = Case(
     "linear",
     0,

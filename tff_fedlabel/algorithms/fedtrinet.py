@@ -14,7 +14,7 @@ source". One client in one round:
   2. Vote: q = softmax(w_k) + softmax(w) + softmax(spliced) for each unlabelled image. Its
      pseudo-label is argmax q, kept if max q >= theta(r).
   3. Train on labelled and pseudo-labelled batches, L = CE_labelled + alpha(r) CE_pseudo, each a
-     mean over its images in the batch; from the spliced network on, or from w on.
+     mean over its images in the batch; from w on, or from the spliced network on.
   4. Send the trained model and the sums behind m: that of max softmax(w) over the unlabelled images
      and their number. The trained model is w_k in the client's next round.
 
@@ -38,9 +38,12 @@ Where this differs from the source:
     method may see.
   * m is measured in each round, as in FedLabel's table, which charges for it by the round;
     `refresh_mean=False` measures it once, as the source does, at the end of phase 1.
-  * The source is two scripts. One trains from the spliced network on and has neither threshold nor
-    alpha(r), though its library has the latter; the other has both, trains from w on, and adds a
-    discriminator, which is left out here. `start_from` chooses between the two beginnings.
+  * The source is two scripts. One has the threshold and alpha(r), with .15 in place of .5, trains
+    from w on, and adds a discriminator, which is left out here. The other trains from the spliced
+    network on and has neither threshold nor alpha(r), though its library has the latter.
+    `start_from` chooses between the two beginnings. The default is w: with the other one the
+    clients' own layers are never brought together, and where few clients take part in a round their
+    mean loses accuracy (experiments/results/digits_fedtrinet_search.csv).
   * A client that takes part for the first time in phase 2 has no w_k. It votes and splices with w
     in its place, so q is a sum of three all the same. The source begins with a round of everybody.
   * Dropout is off while voting; the source leaves it on. For colour images the source sets a flag
@@ -61,7 +64,7 @@ from tff_fedlabel import _validation
 from tff_fedlabel._lazy import tf
 from tff_fedlabel.algorithms import _fedtrinet_steps, _local_training, _method
 
-STARTS = ("spliced", "global")
+STARTS = ("global", "spliced")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +78,7 @@ class FedTriNetConfig:
         bias and normalisation. 2 are the convolutions conv1 and conv2 of the source's networks: of
         `cnn` both convolutions, of a ResNet the stem and the first convolution after it. The last
         layer is always the client's own.
-      start_from: What the training of phase 2 starts from: "spliced" or "global" (w).
+      start_from: What the training of phase 2 starts from: "global" (w) or "spliced".
       threshold_scale: 2.8, theta(r) as a multiple of m in the first rounds, 0 to 3.
       threshold_hold: 10, the number of these rounds.
       threshold_decay: .02, then the threshold is the share 1 - decay r of its first value, 0 to 1.
@@ -94,7 +97,7 @@ class FedTriNetConfig:
 
     warmup_rounds: int = 40
     first_layers: int = 2
-    start_from: str = "spliced"
+    start_from: str = "global"
     threshold_scale: float = 2.8
     threshold_hold: int = 10
     threshold_decay: float = 0.02
