@@ -114,7 +114,12 @@ AT_ONCE = Case(
     0,
     0.0,
     config=FedTriNetConfig(
-        warmup_rounds=0, ramp_start=0, ramp_end=0, threshold_hold=1, refresh_mean=False
+        warmup_rounds=0,
+        start_from="spliced",
+        threshold_hold=1,
+        refresh_mean=False,
+        ramp_start=0,
+        ramp_end=0,
     ),
 )
 
