@@ -36,8 +36,9 @@ Where this differs from the source:
     batches differ from round to round, and no number tells an image again in a later one.
   * m comes from the clients' unlabelled images. The source measures it on the test set, which no
     method may see.
-  * m is measured in each round, as in FedLabel's table, which charges for it by the round;
-    `refresh_mean=False` measures it once, as the source does, at the end of phase 1.
+  * m is measured in each round, since FedLabel's table, which is by the round, has clients send it
+    and the server threshold; `refresh_mean=False` measures it once, as the source does, at the end
+    of phase 1.
   * The source is two scripts. One has the threshold and alpha(r), with .15 in place of .5, trains
     from w on, and adds a discriminator, which is left out here. The other trains from the spliced
     network on and has neither threshold nor alpha(r), though its library has the latter.
