@@ -54,7 +54,7 @@ def benchmark() -> int:
         models.build_keras(FLAGS.model, shape, classes, width=FLAGS.width), input_shape=shape
     )
     logits = model.predict_on_batch(model.initial_weights, images[:256], training=False)
-    largest = np.sort(pseudo_labels._softmax(logits).numpy().max(axis=1))
+    largest = np.sort(pseudo_labels.softmax(logits).numpy().max(axis=1))
 
     def process(threshold, skip):
         return tff_fedlabel.build_fedlabel(

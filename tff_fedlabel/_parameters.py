@@ -40,10 +40,13 @@ def of(config_class: type) -> dict[str, Parameter]:
     """The parameters of a dataclass, by name.
 
     A field is explained by its `metadata["help"]`, else by the first sentence about it in the
-    section "Attributes:" of the class's docstring. A field that holds something else than a number,
-    a text or a truth value is none that can be set from text, and is left out.
+    section "Attributes:" of the docstring of the class, or of one that it is derived from. A field
+    that holds something else than a number, a text or a truth value is none that can be set from
+    text, and is left out.
     """
-    documented = _attributes(inspect.getdoc(config_class) or "")
+    documented = {}
+    for base in reversed(config_class.__mro__):
+        documented.update(_attributes(inspect.getdoc(base) or ""))
     found = {}
     for field in dataclasses.fields(config_class):
         default = None if field.default is dataclasses.MISSING else field.default

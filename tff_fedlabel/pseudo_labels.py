@@ -74,7 +74,15 @@ def entropy(probabilities: tf.Tensor) -> tf.Tensor:
     return tf.minimum(confidence, 1.0)
 
 
-def _softmax(logits: tf.Tensor) -> tf.Tensor:
+def softmax(logits: tf.Tensor) -> tf.Tensor:
+    """The softmax of each row, exact enough to be compared with a threshold.
+
+    Args:
+      logits: Float `[batch, classes]`.
+
+    Returns:
+      Float `[batch, classes]`, rows that sum to 1.
+    """
     # In some rows of a batch tf.nn.softmax's vectorised kernel gets the last bit wrong, so that two
     # equal logits get less than one half: enough to decide a comparison with the threshold.
     exponentials = tf.exp(logits - tf.reduce_max(logits, axis=-1, keepdims=True))
@@ -135,8 +143,8 @@ def select(
     threshold = check_options(confidence, confidence_input, threshold, selection)
     global_logits = tf.convert_to_tensor(global_logits)
     local_logits = tf.convert_to_tensor(local_logits)
-    global_probabilities = _softmax(global_logits)
-    local_probabilities = _softmax(local_logits)
+    global_probabilities = softmax(global_logits)
+    local_probabilities = softmax(local_logits)
 
     named = {"variance": variance, "entropy": entropy}
     h = confidence if callable(confidence) else named[confidence]

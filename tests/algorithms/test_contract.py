@@ -24,7 +24,8 @@ by_name = pytest.mark.parametrize("method", METHODS, ids=lambda method: method.n
 
 def build(method, learning_rate=0.3, **tail):
     known = method.config_class.__dataclass_fields__
-    config = method.config_class(**({"strong_augment": None} if "strong_augment" in known else {}))
+    augments = {"strong_augment", "weak_augment"}.intersection(known)
+    config = method.config_class(**dict.fromkeys(augments))
     if method.server_training is not None:
         tail["server_data"] = SERVER_LABELS
     return method(build_model(initial_weights()), sgd(learning_rate), config, **tail)

@@ -72,7 +72,8 @@ def build(policy, algorithm, learning_rate=0.1, gradient_factor=1.0):
     finally:
         tf.keras.mixed_precision.set_global_policy(before)
     # The proximal term is no part of what is scaled, so it must not grow with the learning rate.
-    options = {"strong_augment": None, "threshold": 0.0, "proximal_strength": 0.02 / learning_rate}
+    options = {"strong_augment": None, "weak_augment": None, "threshold": 0.0}
+    options["proximal_strength"] = 0.02 / learning_rate
     # FedTriNet uses pseudo-labels in the last of three rounds.
     options |= {"warmup_rounds": 1, "ramp_start": 0, "ramp_end": 1}
     config_class = METHODS[algorithm].config_class

@@ -7,7 +7,14 @@ A method is one `Method` in one file, plus one line here. This module and `tff_f
 
 from tff_fedlabel import _validation
 from tff_fedlabel.algorithms import _local_training as local_training
-from tff_fedlabel.algorithms import _reserved_names, fedlabel, fedtrinet, supervised
+from tff_fedlabel.algorithms import (
+    _reserved_names,
+    fedlabel,
+    fedtrinet,
+    fixmatch,
+    supervised,
+    uda,
+)
 from tff_fedlabel.algorithms._method import (
     Client,
     ClientOutput,
@@ -26,6 +33,10 @@ METHODS: dict[str, Method] = {
         supervised.FEDAVG,
         supervised.FEDPROX,
         fedtrinet.METHOD,
+        uda.FEDAVG,
+        uda.FEDPROX,
+        fixmatch.FEDAVG,
+        fixmatch.FEDPROX,
     )
 }
 

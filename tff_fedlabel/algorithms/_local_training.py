@@ -26,6 +26,8 @@ class Step(NamedTuple):
         metrics. Else None.
       labels: Of labelled images, their labels; else None.
       loss: Of labelled images, their loss; else None.
+      any_labeled: Where a batch may have no labelled image, bool [], whether there is one; the
+        model's own metrics pass over batches that have none. None where each batch has some.
     """
 
     gradients: Any
@@ -34,6 +36,7 @@ class Step(NamedTuple):
     logits: Any = None
     labels: Any = None
     loss: Any = None
+    any_labeled: Any = None
 
 
 class Trained(NamedTuple):
@@ -87,12 +90,7 @@ def run(
         optimizer_state, weights = optimizer.next(optimizer_state, weights, done.gradients)
         totals = tf.nest.map_structure(tf.add, totals, (done.num_examples, done.metrics))
         if done.logits is not None:
-            output = tff.learning.models.BatchOutput(
-                loss=done.loss, predictions=done.logits, num_examples=_batch_size(done.logits)
-            )
-            model_metrics = model.update_metrics_state(
-                model_metrics, labels=done.labels, batch_output=output
-            )
+            model_metrics = _updated_metrics(model, model_metrics, done)
         return step_num + 1, optimizer_state, weights, totals, model_metrics
 
     carry = (
@@ -110,6 +108,22 @@ def run(
         carry = dataset.reduce(carry, next_carry)
     _, _, weights, (num_examples, metrics), model_metrics = carry
     return Trained(weights, num_examples, metrics, model_metrics)
+
+
+def _updated_metrics(model, metrics, done: Step):
+    """The unfinalized metrics of the model, with the labelled images of one step added."""
+
+    def updated():
+        output = tff.learning.models.BatchOutput(
+            loss=done.loss, predictions=done.logits, num_examples=_batch_size(done.logits)
+        )
+        return model.update_metrics_state(metrics, labels=done.labels, batch_output=output)
+
+    return (
+        updated()
+        if done.any_labeled is None
+        else tf.cond(done.any_labeled, updated, lambda: metrics)
+    )
 
 
 def _reading_options() -> tf.data.Options:
@@ -151,35 +165,60 @@ def _and_empty_ones(batches):
 
 
 def labeled_step(
-    setup: _method.Setup, client: _method.Client, proximal_strength: float = 0.0
+    setup: _method.Setup,
+    client: _method.Client,
+    proximal_strength: float = 0.0,
+    keep: Callable[[tf.Tensor, tf.Tensor], tf.Tensor] | None = None,
 ) -> Callable[[Any, Any, tf.Tensor], Step]:
     """The step on the labelled loss F_L (eq. local_model_update), for `run`.
 
     With `proximal_strength` mu > 0 the loss gains `mu / 2 ||w - w0||^2`, FedProx's term (Li et
     al., "Federated Optimization in Heterogeneous Networks", 2020), whose gradient is mu (w - w0).
-    Its metric is `labeled_loss`.
+    With `keep`, `(logits, labels) -> bool [b]`, the loss is that of the images for which it holds,
+    0 where there is none, and only they take part. Its metric is `labeled_loss`.
     """
-    return functools.partial(_labeled_step, setup, client, proximal_strength)
+    return functools.partial(_labeled_step, setup, client, proximal_strength, keep)
 
 
-def _labeled_step(setup, client, proximal_strength, weights, batch, step_num):
+def _labeled_step(setup, client, proximal_strength, keep, weights, batch, step_num):
     del step_num  # No randomness.
 
     def loss_and_logits(weights):
         logits = setup.model.predict_on_batch(
             (weights, client.non_trainable), batch["x"], training=True
         )
-        return setup.model.loss(output=logits, label=batch["y"]), logits
+        if keep is None:
+            return setup.model.loss(output=logits, label=batch["y"]), logits
+        kept = keep(logits, batch["y"])
+        some = tf.reduce_any(kept)
+        rows = kept | ~some  # Never none: the mean of no losses is a NaN.
+        loss = setup.model.loss(
+            output=tf.boolean_mask(logits, rows), label=tf.boolean_mask(batch["y"], rows)
+        )
+        return loss * tf.cast(some, loss.dtype), logits
 
     (loss, logits), gradients = differentiate(loss_and_logits, weights)
-    if proximal_strength > 0:
-        gradients = tuple(
-            g + tf.cast(proximal_strength, g.dtype) * (w - w0)
-            for g, w, w0 in zip(gradients, weights, client.weights, strict=True)
-        )
+    gradients = with_proximal_term(gradients, proximal_strength, weights, client.weights)
     images = tf.cast(_batch_size(logits), tf.float32)
+    if keep is not None:
+        images = tf.reduce_sum(tf.cast(keep(logits, batch["y"]), tf.float32))
     metrics = collections.OrderedDict(labeled_loss=(tf.cast(loss, tf.float32) * images, images))
     return Step(gradients, images, metrics, logits, batch["y"], loss)
+
+
+def with_proximal_term(gradients: Any, strength: float, weights: Any, received: Any) -> Any:
+    """The gradients with that of FedProx's `mu / 2 ||w - w0||^2` added, mu (w - w0).
+
+    Args:
+      gradients, weights, received: Tuples of the same form; `received` is w0.
+      strength: mu >= 0.
+    """
+    if strength <= 0:
+        return gradients
+    return tuple(
+        g + tf.cast(strength, g.dtype) * (w - w0)
+        for g, w, w0 in zip(gradients, weights, received, strict=True)
+    )
 
 
 def _batch_size(logits):

@@ -27,7 +27,7 @@ from collections.abc import Callable
 
 from tff_fedlabel import _validation, augmentation, pseudo_labels
 from tff_fedlabel._lazy import tf
-from tff_fedlabel.algorithms import _local_training, _method
+from tff_fedlabel.algorithms import _local_training, _method, _views
 
 VIEWS = ("original", "augmented")
 
@@ -142,22 +142,20 @@ def _student_step(setup, client, local_weights, weights, batch, step_num):
     consistency_weight = config.consistency_weight * tf.where(
         counts, chosen.confidence_ratio, tf.zeros_like(chosen.confidence_ratio)
     )
-    discarded_logits = _zero_unless(chosen.mask, chosen.discarded_logits)
+    discarded_logits = _views.zero_unless(chosen.mask, chosen.discarded_logits)
     if not config.skip_discarded:
-        images = tf.nest.map_structure(
-            lambda part: _zero_unless(chosen.mask | _finite_rows(part), part), images
-        )
+        images = _views.zero_unless_finite(chosen.mask, images)
 
     def image_losses(weights, rows):
         """The summands of eq. unsuploss for some rows of the batch."""
-        originals = tf.nest.map_structure(lambda part: tf.gather(part, rows), images)
-        views = _student_view(setup, originals, seed)
+        originals = _views.rows(images, rows)
+        views = _views.augmented(config.strong_augment, originals, seed)
         if config.consistency_weight > 0 and config.consistency_view == "original":
             # Both views of the student go through the network in one pass.
             views = tf.nest.map_structure(
                 lambda view, part: tf.concat([view, part], axis=0), views, originals
             )
-        logits = _logits(setup, client, weights, views, training=True)
+        logits = _views.logits(setup, client, weights, views, training=True)
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(
             tf.gather(chosen.labels, rows), logits[: tf.size(rows)]
         )
@@ -171,18 +169,18 @@ def _student_step(setup, client, local_weights, weights, batch, step_num):
         image_losses, chosen.mask, weights, config.skip_discarded
     )
     number = tf.cast(tf.size(chosen.mask), tf.float32)
-    kept = _count(chosen.mask)
+    kept = _views.count(chosen.mask)
     metrics = collections.OrderedDict(
         unlabeled_loss=(loss * number, number),
         kept_fraction=(kept, number),
-        local_fraction=(_count(chosen.chose_local), number),
-        agreement_fraction=(_count(chosen.agrees), number),
+        local_fraction=(_views.count(chosen.chose_local), number),
+        agreement_fraction=(_views.count(chosen.agrees), number),
         consistency_weight=(tf.reduce_sum(consistency_weight), kept),
     )
     if setup.diagnose:
         hidden = tf.reshape(tf.cast(batch["y"], chosen.labels.dtype), [-1])
         hits = tf.equal(chosen.labels, hidden)
-        metrics["pseudo_label_accuracy"] = (_count(chosen.mask & hits), kept)
+        metrics["pseudo_label_accuracy"] = (_views.count(chosen.mask & hits), kept)
     return _local_training.Step(gradients, kept, metrics)
 
 
@@ -190,47 +188,15 @@ def _label(setup, client, local_weights, images, seed) -> pseudo_labels.Selectio
     """Labels each image with the more confident of the two frozen experts, w and w_L."""
     config = setup.config
     if config.pseudo_label_view == "augmented":
-        images = _student_view(setup, images, seed)
+        images = _views.augmented(config.strong_augment, images, seed)
     return pseudo_labels.select(
-        _logits(setup, client, client.weights, images, training=False),
-        _logits(setup, client, local_weights, images, training=False),
+        _views.logits(setup, client, client.weights, images, training=False),
+        _views.logits(setup, client, local_weights, images, training=False),
         confidence=config.confidence,
         confidence_input=config.confidence_input,
         threshold=config.threshold,
         selection=config.selection,
     )
-
-
-def _student_view(setup, images, seed):
-    """psi(images), in the dtype the model takes."""
-    if setup.config.strong_augment is None:
-        return images
-    augmented = setup.config.strong_augment(augmentation.to_float(images), seed=seed)
-    return augmentation.from_float(augmented, images.dtype)
-
-
-def _finite_rows(rows):
-    """Which rows of [b, ...] hold neither a NaN nor an infinity, bool [b]."""
-    if not rows.dtype.is_floating:
-        return tf.fill(tf.shape(rows)[:1], True)
-    return tf.reduce_all(tf.math.is_finite(rows), axis=range(1, rows.shape.rank))
-
-
-def _zero_unless(condition, rows):
-    """`rows` [b, ...] with zeros in the rows where a condition [b] does not hold."""
-    condition = tf.reshape(condition, [-1] + [1] * (rows.shape.rank - 1))
-    return tf.where(condition, rows, tf.zeros_like(rows))
-
-
-def _logits(setup, client, weights, images, training: bool):
-    logits = setup.model.predict_on_batch(
-        (weights, client.non_trainable), images, training=training
-    )
-    return tf.cast(logits, tf.float32)
-
-
-def _count(condition):
-    return tf.reduce_sum(tf.cast(condition, tf.float32))
 
 
 METHOD = _method.Method("fedlabel", FedLabelConfig, client_update)
