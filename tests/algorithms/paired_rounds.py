@@ -227,11 +227,11 @@ def check_hidden_labels(plain_process, process):
 
 
 def check_broken_clients(process):
-    """A NaN among labelled images: the client counts for nothing. Among others: the image does."""
+    """A client with a NaN among its labelled images counts for nothing."""
     broken = random_client(11)
     broken[0][0][0][0, 0, 0, 0] = np.nan
-    expected, expected_metrics = run(process, [COHORT])
-    actual, metrics = run(process, [[broken, *COHORT]])
+    expected, expected_metrics = run(process, [COHORT], hidden_labels)
+    actual, metrics = run(process, [[broken, *COHORT]], hidden_labels)
     assert_weights_close(actual, expected, atol=1e-6)
     assert metrics["rejected_clients"] == 1.0
     assert metrics["images_used"] == expected_metrics["images_used"]

@@ -4,10 +4,10 @@ import numpy as np
 import paired_rounds as rounds
 import pytest
 import tensorflow as tf
-import tensorflow_federated as tff
 from linear_model import random_client
 from numpy_reference import CLASSES, softmax
-from paired_rounds import COHORT, TWO_ROUNDS, VIEWS, build, check_rounds, run
+from paired_rounds import COHORT, TWO_ROUNDS, VIEWS, check_rounds, run
+from weights import assert_weights_close
 
 from tff_fedlabel.algorithms import FedAvgUdaConfig, FedProxUdaConfig, uda
 
@@ -26,36 +26,27 @@ def reference(threshold=0.6, temperature=0.4, **fields):
     )
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        {},
-        {"temperature": 1.0},
-        {"include_labeled": False},
-        {"unlabeled_weight": 2.5},
-        {"skip_discarded": False},
-    ],
-    ids=str,
-)
-def test_rounds_equal_numpy(config):
-    known = {name: value for name, value in config.items() if name != "skip_discarded"}
-    metrics = check_rounds(
-        reference(**known), build(NAME, threshold=0.6, tail={"diagnose": True}, **config)
-    )
+def build(**config):
+    """Built with hidden labels, so that one process serves most tests."""
+    return rounds.build(NAME, threshold=0.6, tail={"diagnose": True}, **config)
+
+
+def test_rounds_equal_numpy():
+    metrics = check_rounds(reference(), build())
     assert 0.1 < metrics["kept_fraction"] < 0.9
     assert 0 < metrics["pseudo_label_accuracy"] < 1
 
 
-def test_without_augmentation():
-    """The sharpened target alone draws the prediction."""
-    same = lambda x, *when: x  # noqa: E731
-    process = build(NAME, threshold=0.6, strong_augment=None, weak_augment=None)
-    check_rounds(reference(strong=same, weak=same), process)
-
-
-def test_fedprox():
-    process = build("fedprox_uda", threshold=0.6, proximal_strength=0.7)
-    check_rounds(reference(proximal_strength=0.7), process)
+def test_fedprox_without_sharpening_and_with_all_images_computed():
+    """An image with a NaN does not pass and does no harm, though it is computed."""
+    config = {"proximal_strength": 0.7, "unlabeled_weight": 2.5}
+    process = rounds.build(
+        "fedprox_uda", threshold=0.6, temperature=1.0, skip_discarded=False, **config
+    )
+    check_rounds(reference(temperature=1.0, **config), process)
+    with np.errstate(invalid="ignore"):
+        cohorts = [rounds.spoiled_cohort()]
+        check_rounds(reference(temperature=1.0, **config), process, cohorts)
 
 
 ALPHA = {
@@ -65,101 +56,82 @@ ALPHA = {
 }
 
 
-@pytest.mark.parametrize("include_labeled", [True, False])
-@pytest.mark.parametrize("schedule", ALPHA)
-def test_training_signal_annealing(schedule, include_labeled):
-    """The second of three rounds; every third image would be kept at eta = 1 / 3."""
-    left_out = []
+def eta(schedule, progress):
+    return ALPHA[schedule](progress) * (1 - 1 / CLASSES) + 1 / CLASSES
+
+
+def test_training_signal_annealing():
+    """From 1/3 over 2/3 to 1, and no further: all of the last round's labelled images count."""
+    left_out = [[], [], [], []]
 
     def keep(round_num, right):
-        eta = ALPHA[schedule](round_num / 3) * (1 - 1 / CLASSES) + 1 / CLASSES
-        left_out.append(right > eta)
-        return right <= eta
+        left_out[round_num].append(right > eta("linear", min(round_num / 2, 1)))
+        return not left_out[round_num][-1]
 
-    config = {"tsa": schedule, "tsa_rounds": 3, "include_labeled": include_labeled}
-    process = build(NAME, threshold=0.6, **config)
-    check_rounds(reference(keep=keep, include_labeled=include_labeled), process)
-    assert 0 < np.mean(left_out) < 1
-
-
-def test_annealing_lets_everything_in_at_its_end():
-    """Rounds beyond `tsa_rounds` count as the last: with "linear", eta is 1."""
-    rounds_of = [*TWO_ROUNDS, COHORT]
-    process = build(NAME, threshold=0.6, tsa="linear", tsa_rounds=1)
-    check_rounds(reference(keep=lambda round_num, right: right <= 1 / 3 or round_num), process)
-    check_rounds(
-        reference(keep=lambda round_num, right: right <= 1 / 3 or round_num), process, rounds_of
-    )
+    process = build(tsa="linear", tsa_rounds=2)
+    check_rounds(reference(keep=keep), process, [COHORT, *TWO_ROUNDS, COHORT])
+    assert 1 > np.mean(left_out[0]) > np.mean(left_out[1]) > 0
+    assert not any(left_out[2] + left_out[3])
 
 
-def test_a_step_whose_labelled_images_are_all_left_out_has_no_labelled_loss():
-    """The first round of the linear schedule, with a model that knows all labels too well."""
+def test_annealing_with_labelled_images_apart():
+    """Also where a step's labelled images are all left out: it then has no labelled loss."""
+    process = build(tsa="exp", tsa_rounds=4, include_labeled=False)
+
+    def known(keep):
+        return reference(keep=keep, include_labeled=False)
+
+    check_rounds(known(lambda r, right: right <= eta("exp", r / 4)), process)
     labeled, unlabeled = random_client(9, 8, 5)
-    labeled = [(x, np.zeros_like(y)) for x, y in labeled]
-    weights = [np.zeros((4, CLASSES)), np.array([3.0, 0.0, 0.0])]
-    process = build(NAME, threshold=0.6, tsa="linear", tsa_rounds=3, include_labeled=False)
-    actual, metrics = run(process, [[(labeled, unlabeled)]], weights=weights)
+    cohort = [([(x, np.zeros_like(y)) for x, y in labeled], unlabeled)]
+    sure = [np.zeros((4, CLASSES)), np.array([3.0, 0.0, 0.0])]
+    actual, metrics = run(process, [cohort], rounds.hidden_labels, sure)
     assert metrics["labeled_loss"] == 0.0 and metrics["images_used"] == 5.0
-    keep = lambda round_num, right: False  # noqa: E731
-    expected, _ = reference(keep=keep, include_labeled=False).rounds(
-        [[(labeled, unlabeled)]], weights
-    )
-    for a, e in zip(actual, expected, strict=True):
-        np.testing.assert_allclose(a, e, atol=2e-5)
+    expected, used = known(lambda r, right: False).rounds([cohort], sure)
+    assert used == 5
+    assert_weights_close(actual, expected)
 
 
-def test_schedules():
-    """What the paper says of them: all end at 1, linear at once proportional."""
-    for name, alpha in uda.SCHEDULES.items():
-        for t in (0.0, 0.25, 1.0):
-            found = float(alpha(tf.constant(t)))
-            assert found == pytest.approx(ALPHA[name](t), abs=1e-6)
-
-
-def test_the_other_loop():
-    loop = tff.learning.LoopImplementation.DATASET_REDUCE
-    check_rounds(reference(), build(NAME, threshold=0.6, tail={"loop_implementation": loop}))
+@pytest.mark.parametrize("schedule", ALPHA)
+@pytest.mark.parametrize("round_num", [0, 1, 3, 4, 9])
+def test_which_labelled_images_annealing_keeps(schedule, round_num):
+    logits = np.linspace(-4, 6, 41)[:, None] * np.eye(CLASSES)[1]
+    config = FedAvgUdaConfig(tsa=schedule, tsa_rounds=4)
+    for labels in (np.ones(41, np.int32), np.ones((41, 1), np.int32)):
+        kept = uda.not_learned_yet(
+            config, tf.constant(round_num), tf.constant(logits, tf.float32), tf.constant(labels)
+        )
+        expected = softmax(logits)[:, 1] <= eta(schedule, min(round_num / 4, 1))
+        np.testing.assert_array_equal(kept, expected)
+        assert expected[0]
 
 
 @pytest.mark.parametrize("client", [(0, 9), (9, 0)])
 def test_clients_alone_without_one_part(client):
-    check_rounds(reference(), build(NAME, threshold=0.6), [[random_client(7, *client)]])
+    check_rounds(reference(), build(), [[random_client(7, *client)]])
 
 
 def test_a_client_with_a_nan_counts_for_nothing():
-    rounds.check_broken_clients(build(NAME, threshold=0.6))
+    rounds.check_broken_clients(build())
 
 
-@pytest.mark.parametrize("skip", [True, False])
-def test_a_discarded_image_that_is_not_finite_does_no_harm(skip):
-    process = build(NAME, threshold=0.6, tail={"diagnose": True}, skip_discarded=skip)
+def test_a_discarded_image_that_is_not_finite_does_no_harm():
     with np.errstate(invalid="ignore"):
-        check_rounds(reference(), process, [rounds.spoiled_cohort()])
+        check_rounds(reference(), build(), [rounds.spoiled_cohort()])
 
 
 def test_hidden_labels_cannot_change_the_update():
-    tail = {"diagnose": True}
-    rounds.check_hidden_labels(build(NAME, threshold=0.6), build(NAME, threshold=0.6, tail=tail))
-
-
-def test_views_have_seeds_of_their_own():
-    weak, strong = rounds.shifted(40), rounds.shifted(50)
-    process = build(NAME, threshold=0.6, seed=2, strong_augment=strong, weak_augment=weak)
-    rounds.check_seeds(reference(), process, 2)
+    rounds.check_hidden_labels(rounds.build(NAME, threshold=0.6), build())
 
 
 def test_the_mask_sees_the_unsharpened_prediction_and_is_strict():
-    """With logits (0, 0, -inf-like) the largest probability is one half, sharpened or not; with
-    (1, 0, 0) it is .576, and .858 sharpened."""
-    half = [np.zeros((4, CLASSES)), np.array([0.0, 0.0, -200.0])]
+    """The first largest probability is one half, sharpened or not; the second .576, .858 if so."""
+    logits = tf.constant([[0.0, 0.0, -200.0], [1.0, 0.0, 0.0]] * 9)
     below = float(np.nextafter(np.float32(0.5), np.float32(0)))
-    client = random_client(13, 0, 8)
-    _, at = run(build(NAME, threshold=0.5), [[client]], weights=half)
-    _, lower = run(build(NAME, threshold=below), [[client]], weights=half)
-    assert (at["images_used"], lower["images_used"]) == (0.0, 8.0)
-    unsure = [np.zeros((4, CLASSES)), np.array([1.0, 0.0, 0.0])]
-    _, metrics = run(build(NAME, threshold=0.6), [[client]], weights=unsure)
-    assert metrics["images_used"] == 0.0
+    for threshold, expected in ((0.5, [False, True]), (below, [True, True]), (0.6, [False] * 2)):
+        mask, target = uda.sharpened(FedAvgUdaConfig(threshold=threshold), logits)
+        np.testing.assert_array_equal(mask, expected * 9)
+        assert softmax(target.numpy()).max() == pytest.approx(0.858, abs=1e-3)
 
 
 def test_defaults_are_the_authors():
