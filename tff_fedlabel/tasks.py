@@ -132,8 +132,9 @@ TASKS = {
             # Of 10, 20 and the default 40, each with 60 rounds, by validation accuracy; all within
             # two images of 89 (experiments/results/digits_fedtrinet_search.csv).
             "fedtrinet": {"warmup_rounds": 20},
-            # Of .05, .1 and .2 (UDA: and .4), searched for with FedAvg, each with 60 rounds, by
-            # validation accuracy (experiments/results/digits_uda_fixmatch_search.csv).
+            # Of .05, .1 and .2, searched for with FedAvg, each with 60 rounds, by validation
+            # accuracy (experiments/results/digits_uda_fixmatch_search.csv). UDA's is the largest
+            # that was tried.
             "fedavg_uda": {"lr": 0.2},
             "fedprox_uda": {"lr": 0.2},
             "fedavg_fixmatch": {"lr": 0.1},
