@@ -110,6 +110,7 @@ def batches(sizes, drop_remainder=False):
     return data.batch(sizes[0] if sizes else 2, drop_remainder=drop_remainder)
 
 
+@pytest.mark.parametrize("known_length", [False, True])
 @pytest.mark.parametrize("drop_remainder", [False, True])
 @pytest.mark.parametrize(
     "labeled, unlabeled, expected",
@@ -121,13 +122,16 @@ def batches(sizes, drop_remainder=False):
         ([], [], []),
     ],
 )
-def test_pairs_go_on_while_one_part_has_batches(labeled, unlabeled, expected, drop_remainder):
+def test_pairs_go_on_while_one_part_has_batches(
+    labeled, unlabeled, expected, drop_remainder, known_length
+):
     if drop_remainder:
         expected = [(a - a % 2, b - b % 2) for a, b in expected if (a, b) not in ((0, 1), (1, 0))]
-    paired = local_training.pairs(
-        batches(labeled, drop_remainder), batches(unlabeled, drop_remainder)
-    )
-    found = list(paired)
+    parts = [batches(labeled, drop_remainder), batches(unlabeled, drop_remainder)]
+    if not known_length:
+        parts = [part.filter(lambda batch: True) for part in parts]
+        assert all(part.cardinality() == tf.data.UNKNOWN_CARDINALITY for part in parts)
+    found = list(local_training.pairs(*parts))
     sizes = [(len(step["labeled"]["x"]), len(step["unlabeled"]["x"])) for step in found]
     assert sizes == expected
     for part in ("labeled", "unlabeled"):

@@ -11,6 +11,8 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from tff_fedlabel._lazy import tf, tff
 from tff_fedlabel.algorithms import _method
 
@@ -144,24 +146,33 @@ def pairs(labeled: tf.data.Dataset, unlabeled: tf.data.Dataset) -> tf.data.Datas
     """One batch of each kind for each step, for methods that use both in one step.
 
     Args:
-      labeled, unlabeled: Batches; one of them, or both, may have none.
+      labeled, unlabeled: Finite datasets of batches; one of them, or both, may have none.
 
     Returns:
       Batches `OrderedDict(labeled=, unlabeled=)`, as many as the longer of the two has. Where the
       shorter has no more, its part is a batch of 0 images.
     """
-    zipped = tf.data.Dataset.zip((_and_empty_ones(labeled), _and_empty_ones(unlabeled)))
-    wanted = zipped.take_while(lambda a, b: tf.logical_or(a[0], b[0]))
-    return wanted.map(lambda a, b: collections.OrderedDict(labeled=a[1], unlabeled=b[1]))
+    parts = collections.OrderedDict(labeled=labeled, unlabeled=unlabeled)
+    endless = collections.OrderedDict((k, _and_empty_ones(part)) for k, part in parts.items())
+    # A `take_while` would need no count, but costs more than a small client's training.
+    steps = tf.maximum(_num_batches(labeled), _num_batches(unlabeled))
+    return tf.data.Dataset.zip(endless).take(steps)
+
+
+def _num_batches(batches):
+    """int64 []; reads the dataset if it does not know."""
+    known = batches.cardinality()
+    return tf.cond(
+        known >= 0, lambda: known, lambda: batches.reduce(np.int64(0), lambda count, _: count + 1)
+    )
 
 
 def _and_empty_ones(batches):
-    """Pairs (True, batch), then (False, a batch of 0 images) without end."""
+    """The batches, then batches of 0 images without end."""
     empty = tf.nest.map_structure(
         lambda spec: tf.zeros([0, *spec.shape[1:]], spec.dtype), batches.element_spec
     )
-    filler = tf.data.Dataset.from_tensors((False, empty)).repeat()
-    return batches.map(lambda batch: (True, batch)).concatenate(filler)
+    return batches.concatenate(tf.data.Dataset.from_tensors(empty).repeat())
 
 
 def labeled_step(
