@@ -19,13 +19,15 @@ sgd = tff.learning.optimizers.build_sgdm
 METHODS = [*algorithms.METHODS.values(), *four_methods.ALL]
 COHORT = [random_client(1), random_client(2, labeled=3), random_client(3, labeled=8)]
 SERVER_LABELS = dict(zip("xy", random_client(9, labeled=4, unlabeled=0)[0][0], strict=True))
+# FedMatch's own values suit learning rates of about .001, and its helpers come in the tenth round.
+PARAMETERS = {"fedmatch": {"lambda_s": 1.0, "lambda_l2": 0.1, "threshold": 0.5, "h_interval": 1}}
 by_name = pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 
 
 def build(method, learning_rate=0.3, **tail):
     known = method.config_class.__dataclass_fields__
     augments = {"strong_augment", "weak_augment"}.intersection(known)
-    config = method.config_class(**dict.fromkeys(augments))
+    config = method.config_class(**dict.fromkeys(augments), **PARAMETERS.get(method.name, {}))
     if method.server_training is not None:
         tail["server_data"] = SERVER_LABELS
     return method(build_model(initial_weights()), sgd(learning_rate), config, **tail)

@@ -137,3 +137,11 @@ def test_pairs_go_on_while_one_part_has_batches(
     for part in ("labeled", "unlabeled"):
         rows = np.concatenate([step[part]["y"] for step in found] + [[]])
         np.testing.assert_array_equal(rows, np.arange(len(rows)))
+
+
+def test_ones_own_data_has_values_for_a_method(tmp_path):
+    path = tmp_path / "mine.npz"
+    np.savez(path, x=np.zeros((40, 8, 8, 1), np.uint8), y=np.arange(40) % 2)
+    assert training.make_config(str(path), "fedmatch").lr == 0.005
+    assert training.make_config(str(path), "fedavg").lr == 0.05
+    assert training.make_config(str(path), "fedmatch", lr=0.1).lr == 0.1

@@ -62,7 +62,7 @@ class SpiedMean(tff.aggregators.WeightedAggregationFactory):
 
 
 def build(policy, algorithm, learning_rate=0.1, gradient_factor=1.0):
-    """Returns the process, the first weights, the type of the updates, and the first memory."""
+    """Returns the process, the first weights, the type of the updates, and how memory begins."""
     before = tf.keras.mixed_precision.global_policy()
     tf.keras.mixed_precision.set_global_policy(policy)
     try:
@@ -76,6 +76,8 @@ def build(policy, algorithm, learning_rate=0.1, gradient_factor=1.0):
     options["proximal_strength"] = 0.02 / learning_rate
     # FedTriNet uses pseudo-labels in the last of three rounds.
     options |= {"warmup_rounds": 1, "ramp_start": 0, "ramp_end": 1}
+    # FedMatch's own weights of the losses suit smaller learning rates.
+    options |= {"lambda_s": 1.0, "lambda_l2": 0.1, "h_interval": 1}
     config_class = METHODS[algorithm].config_class
     known = config_class.__dataclass_fields__
     aggregator = SpiedMean()
@@ -86,6 +88,7 @@ def build(policy, algorithm, learning_rate=0.1, gradient_factor=1.0):
     )
     process = METHODS[algorithm](*parts, model_aggregator=aggregator)
     memory = algorithms.initial_memory(METHODS[algorithm], *parts)
+    memory = memory and (memory, METHODS[algorithm].choose_helpers)
     return process, model.initial_weights[0], aggregator.value_type, memory
 
 
@@ -95,7 +98,7 @@ build_once = functools.cache(build)
 def train(where, built, *, rounds=3, broken=False):
     """Trains on two clients; returns how far the weights moved, and each round's metrics."""
     process, first_weights, value_type, initial_memory = built
-    memory = None if initial_memory is None else ClientMemory(initial_memory)
+    memory = None if initial_memory is None else ClientMemory(*initial_memory)
     metrics = []
     with where.installed():
         state = process.initialize()

@@ -10,6 +10,7 @@ from tff_fedlabel.algorithms import _local_training as local_training
 from tff_fedlabel.algorithms import (
     _reserved_names,
     fedlabel,
+    fedmatch,
     fedtrinet,
     fixmatch,
     supervised,
@@ -37,6 +38,7 @@ METHODS: dict[str, Method] = {
         uda.FEDPROX,
         fixmatch.FEDAVG,
         fixmatch.FEDPROX,
+        fedmatch.METHOD,
     )
 }
 

@@ -247,8 +247,7 @@ def make_config(task: str, algorithm: str = "fedlabel", **choices: Any) -> RunCo
     _validation.check_name("algorithm", algorithm, algorithms.METHODS)
     own = {field.name for field in dataclasses.fields(RunConfig)} - {"parameters"}
     given = {name: value for name, value in choices.items() if value is not None}
-    if task in tasks.TASKS:
-        given = {**tasks.TASKS[task].by_method.get(algorithm, {}), **given}
+    given = {**tasks.TASKS.get(task, tasks.OWN_DATA).by_method.get(algorithm, {}), **given}
     parameters = {**given.pop("parameters", {})}
     known = own.union(*(_method_fields(name) for name in algorithms.METHODS))
     for name in [name for name in given if name not in own]:

@@ -1,0 +1,304 @@
+"""FedMatch: weights in two parts, one for labelled and one for unlabelled images, and helpers.
+
+Wonyong Jeong, Jaehong Yoon, Eunho Yang and Sung Ju Hwang, "Federated Semi-Supervised Learning with
+Inter-Client Consistency & Disjoint Learning", ICLR 2021; its scenario "labels at client". The model
+is theta = sigma + psi. In a round
+
+  1. A client receives sigma and psi and, once there are any, the psi of its H helpers: the other
+     clients whose models answered a fixed random image most alike. A helper's model is the received
+     sigma + the helper's psi.
+  2. Labelled images move sigma, psi frozen: L_s(sigma) = lambda_s CE(y, p(x)).
+  3. Unlabelled images move psi, sigma frozen: L_u(psi) = lambda_a CE(y^, p(RandAugment(u))) +
+     lambda_i / H sum_j KL(p_j(u) || p(u)) + lambda_l2 ||sigma - psi||^2 + lambda_l1 ||psi||_1.
+     Each of client and helpers has a vote for the class of u; y^ is the class with most of them (of
+     several, the first), and is kept if max p(u) >= tau. 2 and 3 take turns, batch by batch.
+  4. The server takes the plain mean of the clients' sigma, and that of their psi.
+
+Passes for each pair of batches: labelled, a forward and a backward one (P + B); unlabelled, (H + 1)
+P + B on the batch and P + B on its kept images, augmented. With R the bytes of the weights, a
+client receives 2 R, and H R for its helpers (`helper_bytes`), and sends 2 R. What this package
+moves is more: a client's memory, two snapshots of its psi, is 2 R; the client receives and returns
+its own, and receives those of its helpers whole.
+
+Here the weights of the process are theta, so that evaluation and export see the whole model; psi is
+its state at the server, and sigma is theta - psi. A server optimizer other than the plain mean, or
+another weighting or aggregator, acts on theta, and so on sigma: psi is always the plain mean.
+
+Where the paper leaves a choice, or the authors' code (github.com/wyjeong/FedMatch) differs:
+
+* tau is the paper's .85; the code has .75 (`threshold`).
+* The KL term is averaged over all images of the batch, as the paper writes it; the code leaves out
+  those below tau (`consistency_on`). CE is averaged over the kept images, as in the code.
+* The paper has one weight lambda_ICCS for both; the code two of the same value, `lambda_i` and
+  `lambda_a`.
+* Helpers are refreshed every 10 rounds, the first time in the 10th, and kept in between; in the
+  code a client has helpers in the rounds of a refresh only (`helpers_at_refresh_only`). As in the
+  code, a client has none, and is none, before it has taken part.
+* Each client computes its answer to the fixed image itself; in the code the server does.
+* psi starts as .2 sigma, as in the code, but theta, not sigma, starts as the model's own weights:
+  all methods start from the same model, which may be a trained one. sigma is that / 1.2.
+* Each part has client-optimizer state of its own. A client without labelled images leaves sigma as
+  it was, one without unlabelled images psi; one without either counts for nothing.
+* Left out: in the code weights that changed by less than 5e-5 are not sent, psi below 5e-6 counts
+  as 0 at evaluation, and a client divides its learning rate by 3 when its validation loss stops
+  falling.
+
+The learning rate must suit the lambdas: the L2 term alone moves psi by the fraction 2 lr lambda_l2
+of its way to sigma in each step, all the way at lr = .05 with the default of 10, and diverges above
+.1. The authors' is .001.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+from collections.abc import Callable
+
+from tff_fedlabel import _validation, augmentation, pseudo_labels
+from tff_fedlabel._lazy import tf
+from tff_fedlabel.algorithms import _local_training, _method, _similar_clients, _turns
+
+CONSISTENCY_ON = ("all", "kept")
+
+
+@dataclasses.dataclass(frozen=True)
+class FedMatchConfig:
+    """FedMatch's own parameters, with the names and values of the authors' code.
+
+    Attributes:
+      lambda_s: Weight >= 0 of the labelled loss.
+      lambda_i: Weight >= 0 of the consistency with the helpers, lambda_ICCS in the paper.
+      lambda_a: Weight >= 0 of the cross-entropy on pseudo-labels, lambda_ICCS in the paper.
+      lambda_l2: Weight >= 0 of ||sigma - psi||^2.
+      lambda_l1: Weight >= 0 of ||psi||_1.
+      threshold: tau in [0, 1]; a pseudo-label is kept if the client's own largest probability is
+        not smaller. The authors' code has .75.
+      num_helpers: H, the number of helpers of a client, 0 for none.
+      h_interval: Rounds between two refreshes of the helpers.
+      helpers_at_refresh_only: Whether clients have helpers only in the rounds of a refresh, as in
+        the authors' code.
+      consistency_on: Whether the consistency with the helpers is on all unlabelled images (the
+        paper) or on the kept ones (the authors' code).
+      psi_factor: psi / sigma at the start, >= 0.
+      strong_augment: RandAugment, a callable `(images, *, seed) -> images` on what the model takes,
+        as float32 (images in [0, 1]), `seed` an int32 [2] derived from seed, round and step; None
+        for the identity.
+      seed: The seed of the augmentation's randomness and of the fixed image, a 32-bit int.
+
+    Raises:
+      ValueError: A field is out of its range or of the wrong type; the message names it.
+    """
+
+    lambda_s: float = 10.0
+    lambda_i: float = 1e-2
+    lambda_a: float = 1e-2
+    lambda_l2: float = 10.0
+    lambda_l1: float = 1e-4
+    threshold: float = 0.85
+    num_helpers: int = 2
+    h_interval: int = 10
+    helpers_at_refresh_only: bool = False
+    consistency_on: str = "all"
+    psi_factor: float = 0.2
+    strong_augment: Callable[..., tf.Tensor] | None = augmentation.RandAugment()
+    seed: int = 0
+
+    def __post_init__(self):
+        checked = {
+            name: _validation.check_number(name, getattr(self, name))
+            for name in ("lambda_s", "lambda_i", "lambda_a", "lambda_l2", "lambda_l1", "psi_factor")
+        }
+        checked["threshold"] = _validation.check_number("threshold", self.threshold, 0.0, 1.0)
+        checked["num_helpers"] = _validation.check_int("num_helpers", self.num_helpers, 0, 1000)
+        checked["h_interval"] = _validation.check_int("h_interval", self.h_interval, 1, 2**31 - 1)
+        name = "helpers_at_refresh_only"
+        checked[name] = _validation.check_flag(name, self.helpers_at_refresh_only)
+        _validation.check_name("consistency_on", self.consistency_on, CONSISTENCY_ON)
+        _validation.check_callable_or_none(
+            "strong_augment", self.strong_augment, "tff_fedlabel.augmentation.RandAugment()"
+        )
+        checked["seed"] = _validation.check_seed(self.seed)
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+
+
+def client_update(setup: _method.Setup, client: _method.Client) -> _method.ClientOutput:
+    """One client in one round of FedMatch, labels at client.
+
+    r_k is the number of labelled and unlabelled images in the client's batches. The metrics are
+    `labeled_loss` and `unlabeled_loss` (lambda_a CE + lambda_i KL; the terms on weights are not in
+    it), `kept_fraction`, `agreement_fraction` (of helpers and images, where the helper predicts the
+    client's class), `helpers_per_client`, `helper_bytes` (of all psi that went to clients as
+    helpers) and, with `diagnose`, `pseudo_label_accuracy`.
+    """
+    psi = tuple(client.server_state["psi"])
+    sigma = _minus(client.weights, psi)
+    helper_psi, helper_count = _similar_clients.helpers(setup, client)
+    helpers = [_plus(sigma, part) for part in helper_psi], helper_count
+    trained = _turns.run_in_turns(
+        setup,
+        client.hparams,
+        (
+            ("labeled", functools.partial(_sigma_step, setup, client)),
+            ("unlabeled", functools.partial(_psi_step, setup, client, helpers)),
+        ),
+        (sigma, psi),
+        _local_training.pairs(client.labeled, client.unlabeled),
+    )
+    new_sigma, new_psi = trained.weights
+    psi_delta = _minus(new_psi, psi)
+    took_part = trained.num_examples > 0
+    number = tf.cast(helper_count, tf.float32)
+    metrics = collections.OrderedDict(
+        trained.metrics,
+        helpers_per_client=(number, tf.constant(1.0)),
+        helper_bytes=(number * float(sum(w.shape.num_elements() * w.dtype.size for w in psi)),),
+    )
+    return _method.ClientOutput(
+        delta=_plus(_minus(new_sigma, sigma), psi_delta),
+        num_examples=trained.num_examples,
+        model_metrics=trained.model_metrics,
+        metrics=metrics,
+        # For the plain mean of psi: a client without an image has changed nothing.
+        sent=collections.OrderedDict(psi=psi_delta, clients=tf.cast(took_part, tf.float32)),
+        memory=_similar_clients.remember(
+            setup, client, new_psi, _plus(new_sigma, new_psi), took_part
+        ),
+    )
+
+
+def _sigma_step(setup, client, parts, batch, step_num):
+    """Step 2 for one batch."""
+    step = _local_training.labeled_step(setup, client)(_plus(*parts), batch, step_num)
+    scale = setup.config.lambda_s
+    return step._replace(gradients=tuple(tf.cast(scale, g.dtype) * g for g in step.gradients))
+
+
+def _psi_step(setup, client, helpers, parts, batch, step_num):
+    """Step 3 for one batch."""
+    config, images = setup.config, batch["x"]
+    seed = augmentation.step_seed(config.seed, client.round_num, step_num)
+    others, there = _answers(setup, client, helpers, images)
+    other_classes = tf.argmax(others, axis=-1)
+    sigma, psi = parts
+
+    def loss_and_labels(psi):
+        theta = _plus(sigma, psi)
+        logits = _logits(setup, client, theta, images, training=True)
+        own = tf.argmax(logits, axis=-1)
+        votes = tf.tensordot(there, tf.one_hot(other_classes, logits.shape[-1]), 1)
+        labels = tf.argmax(tf.one_hot(own, logits.shape[-1]) + votes, axis=-1)
+        kept = tf.reduce_max(tf.nn.softmax(logits), axis=-1) >= config.threshold
+
+        def cross_entropy():
+            rows = tf.where(kept)[:, 0]
+            chosen = tf.nest.map_structure(lambda part: tf.gather(part, rows), images)
+            view = tf.nest.map_structure(tf.stop_gradient, _strong_view(setup, chosen, seed))
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(
+                tf.gather(labels, rows), _logits(setup, client, theta, view, training=True)
+            )
+            return tf.reduce_mean(losses)
+
+        cross = tf.cond(tf.reduce_any(kept), cross_entropy, lambda: tf.constant(0.0))
+        counts = kept if config.consistency_on == "kept" else tf.ones_like(kept)
+        counts = there[:, tf.newaxis] * tf.cast(counts, tf.float32)
+        divergence = counts * pseudo_labels.kl_divergence(others, logits[tf.newaxis])
+        consistency = tf.math.divide_no_nan(tf.reduce_sum(divergence), tf.reduce_sum(counts))
+        loss = config.lambda_a * cross + config.lambda_i * consistency
+        return loss + _on_weights(config, sigma, psi), (loss, own, labels, kept)
+
+    (_, (loss, own, labels, kept)), gradients = _local_training.differentiate(loss_and_labels, psi)
+    number = tf.cast(tf.size(kept), tf.float32)
+    agrees = there[:, tf.newaxis] * tf.cast(tf.equal(other_classes, own), tf.float32)
+    metrics = collections.OrderedDict(
+        unlabeled_loss=(loss * number, number),
+        kept_fraction=(_count(kept), number),
+        agreement_fraction=(tf.reduce_sum(agrees), tf.reduce_sum(there) * number),
+    )
+    if setup.diagnose:
+        hidden = tf.reshape(tf.cast(batch["y"], labels.dtype), [-1])
+        metrics["pseudo_label_accuracy"] = (_count(kept & tf.equal(labels, hidden)), _count(kept))
+    return _local_training.Step(gradients, number, metrics)
+
+
+def _answers(setup, client, helpers, images):
+    """The helpers' logits, float32 [H, b, classes], and which helpers there are, float32 [H].
+
+    The rows of those that there are not are 0, and not computed.
+    """
+    models, count = helpers
+    number = tf.shape(tf.nest.flatten(images)[0])[0]
+    nobody = tf.zeros([number, client.memory["last"]["embedding"].shape[0]])
+    there = [count > i for i in range(len(models))]
+    logits = [
+        tf.cond(
+            is_there,
+            functools.partial(_logits, setup, client, model, images, training=False),
+            lambda: nobody,
+        )
+        for is_there, model in zip(there, models, strict=True)
+    ]
+    if not models:
+        return nobody[tf.newaxis][:0], tf.zeros([0])
+    return tf.stack(logits), tf.cast(tf.stack(there), tf.float32)
+
+
+def _on_weights(config, sigma, psi):
+    """lambda_l2 ||sigma - psi||^2 + lambda_l1 ||psi||_1; the subgradient of |0| is 0."""
+    far = tf.add_n([tf.reduce_sum(tf.cast(tf.square(d), tf.float32)) for d in _minus(sigma, psi)])
+    large = tf.add_n([tf.reduce_sum(tf.cast(tf.abs(p), tf.float32)) for p in psi])
+    return config.lambda_l2 * far + config.lambda_l1 * large
+
+
+def _strong_view(setup, images, seed):
+    """RandAugment(images), in the dtype the model takes."""
+    if setup.config.strong_augment is None:
+        return images
+    augmented = setup.config.strong_augment(augmentation.to_float(images), seed=seed)
+    return augmentation.from_float(augmented, images.dtype)
+
+
+def _logits(setup, client, weights, images, training: bool):
+    logits = setup.model.predict_on_batch(
+        (weights, client.non_trainable), images, training=training
+    )
+    return tf.cast(logits, tf.float32)
+
+
+def _count(condition):
+    return tf.reduce_sum(tf.cast(condition, tf.float32))
+
+
+def _plus(some, others):
+    return tuple(tf.nest.map_structure(tf.add, tuple(some), tuple(others)))
+
+
+def _minus(some, others):
+    return tuple(tf.nest.map_structure(tf.subtract, tuple(some), tuple(others)))
+
+
+def server_state(setup: _method.Setup) -> collections.OrderedDict:
+    """psi at the start, `psi_factor` times sigma."""
+    share = setup.config.psi_factor / (1.0 + setup.config.psi_factor)
+    weights = [tf.convert_to_tensor(w) for w in setup.model.initial_weights[0]]
+    return collections.OrderedDict(psi=tuple(tf.cast(share, w.dtype) * w for w in weights))
+
+
+def server_update(setup: _method.Setup, state, sent) -> collections.OrderedDict:
+    """The plain mean of psi over the clients that took part."""
+    del setup
+    means = [tf.math.divide_no_nan(d, tf.cast(sent["clients"], d.dtype)) for d in sent["psi"]]
+    return collections.OrderedDict(psi=_plus(state["psi"], means))
+
+
+METHOD = _method.Method(
+    "fedmatch",
+    FedMatchConfig,
+    client_update,
+    server_state=server_state,
+    server_update=server_update,
+    initial_memory=_similar_clients.initial_memory,
+    choose_helpers=_similar_clients.choose_helpers,
+    uniform_mean=True,
+)
