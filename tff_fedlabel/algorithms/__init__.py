@@ -12,6 +12,8 @@ from tff_fedlabel.algorithms import (
     fedlabel,
     fedtrinet,
     fixmatch,
+    rscfed,
+    semifl,
     supervised,
     uda,
 )
@@ -22,6 +24,7 @@ from tff_fedlabel.algorithms._method import (
     Method,
     MethodError,
     Server,
+    ServerOutput,
     Setup,
 )
 
@@ -37,6 +40,8 @@ METHODS: dict[str, Method] = {
         uda.FEDPROX,
         fixmatch.FEDAVG,
         fixmatch.FEDPROX,
+        semifl.METHOD,
+        rscfed.METHOD,
     )
 }
 
@@ -48,6 +53,7 @@ __all__ = [
     "Method",
     "MethodError",
     "Server",
+    "ServerOutput",
     "METHODS",
     "Setup",
     "local_training",

@@ -45,4 +45,7 @@ def round_metrics(metrics, seconds: float) -> dict[str, float]:
     values["labeled_accuracy"] = values.pop("accuracy", math.nan)
     for duplicate in ("loss", "num_examples"):
         values.pop(duplicate, None)
+    # What was measured on the server's images, in place of the clients' metric of the same name.
+    of_server = finalizer.get("server_training", {})
+    values.update((name, float(np.asarray(value))) for name, value in of_server.items())
     return {**values, "seconds": seconds}
