@@ -121,10 +121,12 @@ class ServerOutput(NamedTuple):
       metrics: `OrderedDict` name -> `(total,)` or `(numerator, denominator)`, float32 scalars, as
         in `ClientOutput`. They are of the server's images, and take the place of metrics of the
         same name of the clients'.
+      model_metrics: The unfinalized metrics of the model over the server's batches, or None.
     """
 
     weights: Any
     metrics: collections.OrderedDict
+    model_metrics: Any = None
 
 
 class Server(NamedTuple):

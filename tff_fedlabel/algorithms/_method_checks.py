@@ -194,9 +194,14 @@ def server_output(label, setup, server, output) -> _method.ServerOutput:
     if not isinstance(output, _method.ServerOutput):
         output = _method.ServerOutput(output, collections.OrderedDict())
     of_model = setup.model.initialize_metrics_state()
+    model_metrics = output.model_metrics
+    if model_metrics is not None:
+        what = "the model's initialize_metrics_state"
+        model_metrics = fit(f"model_metrics of {label}", model_metrics, of_model, what)
     return _method.ServerOutput(
         weights(label, output.weights, server.weights),
         _metrics(label, output.metrics, of_model if isinstance(of_model, Mapping) else ()),
+        model_metrics,
     )
 
 

@@ -345,7 +345,9 @@ def _train_at_server(finalizer, method, setup, data, weights_type):
         new_weights = tff.learning.models.ModelWeights(trained, server.non_trainable)
         measured = collections.OrderedDict(server_training_non_finite=1 - tf.cast(finite, tf.int32))
         if output.metrics:
-            measured["server_training"] = _finalized(output.metrics)
+            of_model = output.model_metrics
+            of_model = {} if of_model is None else setup.model.finalize_metrics(of_model)
+            measured["server_training"] = _finalized(output.metrics) | of_model
         return next_state, new_weights, measured
 
     @tff.tensorflow.computation(

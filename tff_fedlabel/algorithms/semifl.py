@@ -274,7 +274,7 @@ def server_training(setup: _method.Setup, server: _method.Server) -> _method.Ser
         server.weights,
         batches,
     )
-    return _method.ServerOutput(trained.weights, trained.metrics)
+    return _method.ServerOutput(trained.weights, trained.metrics, trained.model_metrics)
 
 
 def _seed(setup, client, step_num, of_what):

@@ -257,6 +257,8 @@ def _holdings(table) -> str:
         f"{sizes['unlabeled'].sum()} unlabelled images of {table.num_classes} classes; "
         f"{sizes['total'].min()} to {sizes['total'].max()} a client."
     )
+    if table.server is not None:
+        text += f" The server has {table.server.sum()} labelled images."
     if table.unlabeled is None:
         return f"{text} The classes of the unlabelled images are not known."
     classes = np.count_nonzero(table.class_counts("all"), axis=1)
