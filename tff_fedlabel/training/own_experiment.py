@@ -127,15 +127,13 @@ def make_experiment(
         method, own_parameters, made_model, client_optimizer, server_optimizer, model_aggregator
     )
     sizes = clients.sizes()
-    labeled = len(clients.labeled_arrays()["y"])
+    at_server = isinstance(clients, server_labels.LabelsAtServer)
+    labeled = len(clients.server_rows) if at_server else int(sizes["labeled"].sum())
     if not labeled:
         raise ValueError("clients must hold labelled images, and none has a label.")
     images = int(sizes["unlabeled"].sum()) + labeled
     labels_at = label_places.of_own_labels(
-        choices.get("labels_at"),
-        method,
-        "one's own clients",
-        isinstance(clients, server_labels.LabelsAtServer),
+        choices.get("labels_at"), method, "one's own clients", at_server
     )
     if labels_at == "server":
         clients = server_labels.move_to_server(clients)
