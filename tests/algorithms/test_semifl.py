@@ -3,6 +3,7 @@
 Random draws are taken from the same stateless operations of TensorFlow.
 """
 
+import dataclasses
 import functools
 
 import numpy as np
@@ -13,7 +14,14 @@ from linear_model import build_model, initial_weights, random_client, to_tff
 from numpy_reference import CLASSES, SHAPE, Reference, flat, softmax
 from weights import assert_weights_close, assert_weights_equal
 
-from tff_fedlabel.algorithms import SemiFLConfig, build_semifl, semifl
+from tff_fedlabel.algorithms import (
+    MethodError,
+    SemiFLConfig,
+    ServerOutput,
+    build_semifl,
+    semifl,
+    supervised,
+)
 from tff_fedlabel.augmentation import step_seed
 
 pytestmark = pytest.mark.usefixtures("device_runtime")
@@ -245,6 +253,29 @@ def test_lambda_is_beta_distributed():
     assert abs(draws.mean() - 0.5) < 0.05
     # Beta(a, a) has variance 1 / (4 (2 a + 1)).
     assert abs(draws.var() - 0.1) < 0.015
+
+
+@pytest.mark.parametrize(
+    "fields, words",
+    [
+        (
+            {"metrics": {"loss": (1.0,)}},
+            "metric 'loss' of server_training of own must have",
+        ),
+        ({"metrics": {"far": 1.0}}, "metric 'far' of server_training of own must be"),
+        ({"model_metrics": {}}, "model_metrics of server_training of own must have the structure"),
+        ({"weights": ()}, "server_training of own"),
+    ],
+)
+def test_what_the_server_gives_is_checked(fields, words):
+    def server_training(setup, server):
+        del setup
+        return ServerOutput(server.weights, {})._replace(**fields)
+
+    own = dataclasses.replace(supervised.FEDAVG, name="own", server_training=server_training)
+    with pytest.raises(MethodError, match=f"^{words}"):
+        sgd = tff.learning.optimizers.build_sgdm(0.1)
+        own(build_model(initial_weights()), sgd, server_data=SERVER)
 
 
 def test_the_defaults_are_the_authors():
