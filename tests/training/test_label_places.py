@@ -34,6 +34,13 @@ def test_a_method_has_a_place_of_its_own(algorithm, default):
         )
 
 
+def test_digits_has_values_for_rscfed():
+    config = training.make_config("digits", "rscfed")
+    assert config.lr == 0.2 and config.algorithm_config().labeled_factor == 6.0
+    assert config.algorithm_config().group_size == 5
+    assert training.make_config("digits", "semifl").lr == 0.05
+
+
 def test_on_the_command_line(main, tmp_path, capfd):
     output = tmp_path / "run"
     for algorithm, place in (("fedavg", "server"), ("semifl", "every_client"), ("fedavg", "sky")):
