@@ -139,8 +139,8 @@ TASKS = {
             "fedprox_uda": {"lr": 0.2},
             "fedavg_fixmatch": {"lr": 0.1},
             "fedprox_fixmatch": {"lr": 0.1},
-            # Of .05, .1, .2 and .4, and of .1 and .2 with the authors' factor 6 for labelled clients,
-            # each with 60 rounds, by validation accuracy; with the factor .1 and .2 tied
+            # Of .05, .1, .2 and .4, and of .1 and .2 with the authors' factor 6 for labelled
+            # clients, each with 60 rounds, by validation accuracy; with the factor .1 and .2 tied
             # (experiments/results/digits_rscfed_search.csv). SemiFL has the task's values.
             "rscfed": {"lr": 0.2, "labeled_factor": 6.0},
         },
