@@ -263,7 +263,10 @@ def test_lambda_is_beta_distributed():
             "metric 'loss' of server_training of own must have",
         ),
         ({"metrics": {"far": 1.0}}, "metric 'far' of server_training of own must be"),
-        ({"model_metrics": {}}, "model_metrics of server_training of own must have the structure"),
+        (
+            {"model_metrics": {"far": 1.0}},
+            "model_metrics of server_training of own must have the structure",
+        ),
         ({"weights": ()}, "server_training of own"),
     ],
 )
