@@ -43,9 +43,8 @@ def _model_and_optimizer():
 def build(method, **tail):
     """The method's process on the linear model."""
     fields = method.config_class.__dataclass_fields__
-    config = method.config_class(
-        **dict.fromkeys({"strong_augment", "weak_augment"}.intersection(fields))
-    )
+    wanted = {"strong_augment": None, "weak_augment": None, "threshold": 0.5}
+    config = method.config_class(**{k: v for k, v in wanted.items() if k in fields})
     if method.server_training is not None:
         tail["server_data"] = _labelled(7)
     return method(*_model_and_optimizer(), config, **tail)

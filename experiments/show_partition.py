@@ -21,6 +21,7 @@ def define_flags() -> None:
     flags.DEFINE_float("alpha", 1.0, "Dirichlet concentration; inf is IID")
     flags.DEFINE_string("scheme", "client", "client, class or client_symmetric; see partition.py")
     flags.DEFINE_float("labeled_fraction", 0.2, "share of labelled images")
+    flags.DEFINE_string("labels_at", "every_client", "every_client, server or some_clients")
     flags.DEFINE_integer("seed", 0, "seed of splits, partition and labels")
     flags.DEFINE_integer("clients_shown", 12, "clients whose shares are drawn")
     flags.DEFINE_string("output", "runs/partition.png", "the PNG to write")
@@ -45,12 +46,14 @@ def show() -> int:
             FLAGS.seed,
             num_classes=source.num_classes,
             label_names=source.label_names,
+            labels_at=FLAGS.labels_at,
         )
         partition_plot.plot_partition(
             data,
             FLAGS.output,
             title=f"{FLAGS.dataset}, {FLAGS.num_clients} clients, alpha {FLAGS.alpha:g} by "
-            f"{FLAGS.scheme}, {FLAGS.labeled_fraction:.0%} labelled, seed {FLAGS.seed}",
+            f"{FLAGS.scheme}, {FLAGS.labeled_fraction:.0%} labelled ({FLAGS.labels_at}), "
+            f"seed {FLAGS.seed}",
             clients_shown=FLAGS.clients_shown,
         )
     print(partition.describe(parts, source.train.y))

@@ -11,6 +11,10 @@ import numbers
 from collections.abc import Callable, Iterable
 from typing import Any
 
+# Where the labels of a simulation can be: `datasets.federated` makes each, and a method names those
+# that it can be used with.
+LABELS_AT = ("every_client", "server", "some_clients")
+
 
 class WrongTypeError(TypeError, ValueError):
     """An argument is of the wrong type. A `ValueError` too: it is a bad argument like others."""

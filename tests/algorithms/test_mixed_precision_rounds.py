@@ -78,7 +78,8 @@ def build(policy, algorithm, learning_rate=0.1, gradient_factor=1.0):
     options |= {"warmup_rounds": 1, "ramp_start": 0, "ramp_end": 1}
     # FedMatch's own weights of the losses suit smaller learning rates.
     options |= {"lambda_s": 1.0, "lambda_l2": 0.1, "h_interval": 1}
-    config_class = METHODS[algorithm].config_class
+    method = METHODS[algorithm]
+    config_class = method.config_class
     known = config_class.__dataclass_fields__
     aggregator = SpiedMean()
     parts = (
@@ -86,10 +87,14 @@ def build(policy, algorithm, learning_rate=0.1, gradient_factor=1.0):
         tff.learning.optimizers.build_sgdm(learning_rate),
         config_class(**{k: v for k, v in options.items() if k in known}),
     )
-    process = METHODS[algorithm](*parts, model_aggregator=aggregator)
-    memory = algorithms.initial_memory(METHODS[algorithm], *parts)
-    memory = memory and (memory, METHODS[algorithm].choose_helpers)
-    return process, model.initial_weights[0], aggregator.value_type, memory
+    tail = {} if method.aggregate else {"model_aggregator": aggregator}
+    if method.server_training:
+        tail["server_data"] = next(iter(client(14)["labeled"].unbatch().batch(12)))
+    process = method(*parts, **tail)
+    memory = algorithms.initial_memory(method, *parts)
+    memory = memory and (memory, method.choose_helpers)
+    value_type = () if method.aggregate else aggregator.value_type
+    return process, model.initial_weights[0], value_type, memory
 
 
 build_once = functools.cache(build)
@@ -111,8 +116,9 @@ def train(where, built, *, rounds=3, broken=False):
             if memory is not None:
                 memory.update(output.metrics["client_work"]["memory"])
             metrics.append(output.metrics["client_work"]["train"])
+            metrics[-1].update(output.metrics["finalizer"].get("server_training", {}))
         weights = process.get_model_weights(state).trainable
-    assert {part.dtype.type for part in value_type} == {np.float32}
+    assert {part.dtype.type for part in value_type} <= {np.float32}
     assert {np.asarray(w).dtype.type for w in weights} == {np.float32}
     moved = [np.asarray(w) - w0 for w, w0 in zip(weights, first_weights, strict=True)]
     return np.concatenate([m.reshape(-1) for m in moved]), metrics

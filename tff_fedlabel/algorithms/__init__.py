@@ -13,6 +13,8 @@ from tff_fedlabel.algorithms import (
     fedmatch,
     fedtrinet,
     fixmatch,
+    rscfed,
+    semifl,
     supervised,
     uda,
 )
@@ -23,6 +25,7 @@ from tff_fedlabel.algorithms._method import (
     Method,
     MethodError,
     Server,
+    ServerOutput,
     Setup,
 )
 
@@ -39,6 +42,8 @@ METHODS: dict[str, Method] = {
         fixmatch.FEDAVG,
         fixmatch.FEDPROX,
         fedmatch.METHOD,
+        semifl.METHOD,
+        rscfed.METHOD,
     )
 }
 
@@ -50,6 +55,7 @@ __all__ = [
     "Method",
     "MethodError",
     "Server",
+    "ServerOutput",
     "METHODS",
     "Setup",
     "local_training",

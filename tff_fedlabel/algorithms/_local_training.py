@@ -49,12 +49,14 @@ class Trained(NamedTuple):
       num_examples: float32 [], summed over the steps.
       metrics: The steps' metrics summed, in the same structure.
       model_metrics: The unfinalized metrics of the model over the labelled batches.
+      carried: What `after_step` returned last, or what was given.
     """
 
     weights: Any
     num_examples: tf.Tensor
     metrics: collections.OrderedDict
     model_metrics: Any
+    carried: Any = ()
 
 
 def run(
@@ -63,6 +65,9 @@ def run(
     step: Callable[[Any, Any, tf.Tensor], Step],
     weights: tuple[tf.Tensor, ...],
     dataset: tf.data.Dataset,
+    *,
+    carried: Any = None,
+    after_step: Callable[[Any, Any], Any] | None = None,
 ) -> Trained:
     """Takes one optimizer step for each batch of `dataset`, from fresh optimizer state.
 
@@ -72,28 +77,35 @@ def run(
       step: The method's step, traced once.
       weights: The trainable weights to start from.
       dataset: Batches; their number is the number of local steps (tau or tau').
+      carried: A structure of tensors of known shapes that goes from step to step, such as a
+        teacher's weights; where given, `step` gets it as its fourth argument.
+      after_step: `(weights, carried) -> carried`, after each optimizer step; with `carried` only.
 
     Returns:
       The trained weights and the sums; without a batch, the weights as given and zeros.
     """
     model, optimizer = setup.model, setup.optimizer
     specs = tuple(tf.TensorSpec(w.shape, w.dtype) for w in weights)
+    more = () if carried is None else (carried,)
+    spec_of_more = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), more)
     # Traced separately to know the structure of the metrics before the loop begins.
     traced = tf.function(step).get_concrete_function(
-        specs, dataset.element_spec, tf.TensorSpec([], tf.int32)
+        specs, dataset.element_spec, tf.TensorSpec([], tf.int32), *spec_of_more
     )
     outputs = traced.structured_outputs
     counts = (outputs.num_examples, outputs.metrics)
     zeros = tf.nest.map_structure(lambda t: tf.zeros(t.shape, t.dtype), counts)
 
     def next_carry(carry, batch):
-        step_num, optimizer_state, weights, totals, model_metrics = carry
-        done = traced(weights, batch, step_num)
+        step_num, optimizer_state, weights, totals, model_metrics, more = carry
+        done = traced(weights, batch, step_num, *more)
         optimizer_state, weights = optimizer.next(optimizer_state, weights, done.gradients)
         totals = tf.nest.map_structure(tf.add, totals, (done.num_examples, done.metrics))
         if done.logits is not None:
             model_metrics = _updated_metrics(model, model_metrics, done)
-        return step_num + 1, optimizer_state, weights, totals, model_metrics
+        if after_step is not None:
+            more = (after_step(weights, *more),)
+        return step_num + 1, optimizer_state, weights, totals, model_metrics, more
 
     carry = (
         tf.constant(0),
@@ -101,6 +113,7 @@ def run(
         weights,
         zeros,
         model.initialize_metrics_state(),
+        more,
     )
     dataset = dataset.with_options(_reading_options())
     if setup.loop_implementation is tff.learning.LoopImplementation.DATASET_ITERATOR:
@@ -108,8 +121,8 @@ def run(
             carry = next_carry(carry, batch)
     else:
         carry = dataset.reduce(carry, next_carry)
-    _, _, weights, (num_examples, metrics), model_metrics = carry
-    return Trained(weights, num_examples, metrics, model_metrics)
+    _, _, weights, (num_examples, metrics), model_metrics, more = carry
+    return Trained(weights, num_examples, metrics, model_metrics, *more)
 
 
 def _updated_metrics(model, metrics, done: Step):
@@ -230,6 +243,19 @@ def with_proximal_term(gradients: Any, strength: float, weights: Any, received: 
         g + tf.cast(strength, g.dtype) * (w - w0)
         for g, w, w0 in zip(gradients, weights, received, strict=True)
     )
+
+
+def clipped(step: Callable[..., Step], max_norm: float | None) -> Callable[..., Step]:
+    """`step` with its gradients scaled down together to a norm of at most `max_norm`, if given."""
+    if max_norm is None:
+        return step
+
+    def clipped_step(*args):
+        done = step(*args)
+        gradients, _ = tf.clip_by_global_norm(done.gradients, max_norm)
+        return done._replace(gradients=tuple(gradients))
+
+    return clipped_step
 
 
 def _batch_size(logits):

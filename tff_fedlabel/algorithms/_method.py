@@ -113,6 +113,22 @@ class Clients(NamedTuple):
     round_num: tf.Tensor
 
 
+class ServerOutput(NamedTuple):
+    """What `Method.server_training` may return, to report metrics beside the weights.
+
+    Attributes:
+      weights: Tuple of trainable weights.
+      metrics: `OrderedDict` name -> `(total,)` or `(numerator, denominator)`, float32 scalars, as
+        in `ClientOutput`. They are of the server's images, and take the place of metrics of the
+        same name of the clients'.
+      model_metrics: The unfinalized metrics of the model over the server's batches, or None.
+    """
+
+    weights: Any
+    metrics: collections.OrderedDict
+    model_metrics: Any = None
+
+
 class Server(NamedTuple):
     """What the server trains with, for `Method.server_training`.
 
@@ -163,12 +179,15 @@ class Method:
       choose_helpers: `(memories, client, round_num) -> client numbers`: the clients whose memories
         the client receives. `memories` maps the number of each client that has taken part to its
         memory (NumPy arrays); both are read-only. It runs where the training loop runs.
-      server_training: `(Setup, Server) -> tuple of trainable weights`: trains at the server after
-        each aggregation, on the data given to the builder as `server_data`. Weights that are not
-        finite are dropped, and `server_training_non_finite` of the round is 1.
+      server_training: `(Setup, Server) -> tuple of trainable weights`, or a `ServerOutput`: trains
+        at the server after each aggregation, on the data given to the builder as `server_data`.
+        Weights that are not finite are dropped, and `server_training_non_finite` of the round is 1.
       uniform_mean: Whether clients count equally by default: the builder's `client_weighting` is
         then `UNIFORM`.
       server_momentum: The momentum of the server's SGD where none is given, in [0, 1].
+      labels_at: Where the labels can be in its runs, one or more of "every_client",
+        "some_clients" and "server" (for methods with `server_training`, whose clients then have no
+        labelled images); the first is the default.
 
     Raises:
       ValueError: A field is of the wrong type or lacks the field that it goes with; the message
@@ -188,6 +207,7 @@ class Method:
     server_training: Callable[[Setup, Server], Any] | None = None
     uniform_mean: bool = False
     server_momentum: float = 0.0
+    labels_at: tuple[str, ...] = ("every_client", "some_clients")
 
     def __post_init__(self):
         name = self.name
@@ -214,6 +234,14 @@ class Method:
             f"server_momentum of the method {name}", self.server_momentum, 0.0, 1.0
         )
         object.__setattr__(self, "server_momentum", momentum)
+        if not isinstance(self.labels_at, tuple) or not self.labels_at:
+            raise _validation.WrongTypeError(
+                f"labels_at of the method {name} must be a tuple of names, got {self.labels_at!r}."
+            )
+        for place in self.labels_at:
+            _validation.check_name(f"labels_at of the method {name}", place, _validation.LABELS_AT)
+        if "server" in self.labels_at and self.server_training is None:
+            raise ValueError(f"the method {name} has labels at the server but no server_training.")
         for one, other in (
             ("server_state", "server_update"),
             ("server_update", "server_state"),

@@ -109,10 +109,10 @@ class Checked:
         return lambda setup: check(label, function(setup))
 
     def _server_training(self, function, label):
-        check = self._checking(weights)
+        check = self._checking(server_output)
 
         def server_training(setup, server):
-            return check(label, function(setup, server), server.weights)
+            return check(label, setup, server, function(setup, server))
 
         return server_training
 
@@ -182,6 +182,26 @@ def check_output(label, method, setup, client, output) -> _method.ClientOutput:
         metrics=_metrics(label, output.metrics, of_model if isinstance(of_model, Mapping) else ()),
         sent=sent,
         memory=memory,
+    )
+
+
+def server_output(label, setup, server, output) -> _method.ServerOutput:
+    """What `server_training` returned, with tensors of the types that `ServerOutput` promises.
+
+    Raises:
+      MethodError: It is something else.
+    """
+    if not isinstance(output, _method.ServerOutput):
+        output = _method.ServerOutput(output, collections.OrderedDict())
+    of_model = setup.model.initialize_metrics_state()
+    model_metrics = output.model_metrics
+    if model_metrics is not None:
+        what = "the model's initialize_metrics_state"
+        model_metrics = fit(f"model_metrics of {label}", model_metrics, of_model, what)
+    return _method.ServerOutput(
+        weights(label, output.weights, server.weights),
+        _metrics(label, output.metrics, of_model if isinstance(of_model, Mapping) else ()),
+        model_metrics,
     )
 
 

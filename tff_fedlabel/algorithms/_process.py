@@ -137,9 +137,7 @@ def _build_client_work(method, setup, weights_type, weighting, metrics_aggregato
     @tf.function
     def finalize_metrics(totals):
         finalized = collections.OrderedDict(setup.model.finalize_metrics(totals["model"]))
-        for name, values in totals["method"].items():
-            finalized[name] = tf.math.divide_no_nan(*values) if len(values) == 2 else values[0]
-        return finalized
+        return collections.OrderedDict(finalized, **_finalized(totals["method"]))
 
     next_state = _build_next_state(method, setup, state_type, client_update.type_signature.result)
 
@@ -176,6 +174,14 @@ def _build_client_work(method, setup, weights_type, weighting, metrics_aggregato
 
     return tff.learning.templates.ClientWorkProcess(
         init_fn, next_fn, get_hparams_fn=get_hparams, set_hparams_fn=set_hparams
+    )
+
+
+def _finalized(metrics):
+    """Metrics as they are reported; 0 / 0 is 0."""
+    return collections.OrderedDict(
+        (name, tf.math.divide_no_nan(*values) if len(values) == 2 else values[0])
+        for name, values in metrics.items()
     )
 
 
@@ -330,21 +336,25 @@ def _train_at_server(finalizer, method, setup, data, weights_type):
             round_num=state["round_num"],
             hparams=state["optimizer"],
         )
-        trained = tuple(method.server_training(setup, server))
-        finite = _guards.all_finite(trained)
+        output = method.server_training(setup, server)
+        finite = _guards.all_finite(output.weights)
         trained = tuple(
-            tf.where(finite, new, old) for new, old in zip(trained, server.weights, strict=True)
+            tf.where(finite, n, old) for n, old in zip(output.weights, server.weights, strict=True)
         )
         next_state = collections.OrderedDict(state, round_num=state["round_num"] + 1)
         new_weights = tff.learning.models.ModelWeights(trained, server.non_trainable)
-        return next_state, new_weights, 1 - tf.cast(finite, tf.int32)
+        measured = collections.OrderedDict(server_training_non_finite=1 - tf.cast(finite, tf.int32))
+        if output.metrics:
+            of_model = output.model_metrics
+            of_model = {} if of_model is None else setup.model.finalize_metrics(of_model)
+            measured["server_training"] = _finalized(output.metrics) | of_model
+        return next_state, new_weights, measured
 
     @tff.tensorflow.computation(
-        finalizer.next.type_signature.result.measurements.member,
-        tff.TensorType(tf.int32.as_numpy_dtype),
+        finalizer.next.type_signature.result.measurements.member, train.type_signature.result[2]
     )
-    def measure(measurements, non_finite):
-        return collections.OrderedDict(measurements, server_training_non_finite=non_finite)
+    def measure(measurements, of_training):
+        return collections.OrderedDict(measurements, **of_training)
 
     @tff.federated_computation
     def init_fn():
@@ -358,11 +368,11 @@ def _train_at_server(finalizer, method, setup, data, weights_type):
     )
     def next_fn(state, weights, update):
         output = finalizer.next(state["finalizer"], weights, update)
-        training, trained, non_finite = tff.federated_map(train, (state["training"], output.result))
+        training, trained, measured = tff.federated_map(train, (state["training"], output.result))
         return tff.templates.MeasuredProcessOutput(
             tff.federated_zip(collections.OrderedDict(finalizer=output.state, training=training)),
             trained,
-            tff.federated_map(measure, (output.measurements, non_finite)),
+            tff.federated_map(measure, (output.measurements, measured)),
         )
 
     state_type = init_fn.type_signature.result.member

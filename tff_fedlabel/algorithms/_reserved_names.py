@@ -5,10 +5,10 @@ from collections.abc import Iterable
 
 # Choices of every run. `seed`, `strong_augment` and `weak_augment`, too, go on to the method.
 _CHOICES = """
-    task source model num_clients clients_per_round alpha labeled_fraction rounds lr batch_size tau
-    tau_unlabeled eval_every width algorithm partition split image_size mixed_precision lr_schedule
-    early_stopping_patience server_lr server_momentum parameters dp_noise_multiplier
-    dp_clipping_norm dp_delta init_from client_accuracy
+    task source model num_clients clients_per_round alpha labeled_fraction labels_at rounds lr
+    batch_size tau tau_unlabeled eval_every width algorithm partition split image_size
+    mixed_precision lr_schedule early_stopping_patience server_lr server_momentum parameters
+    dp_noise_multiplier dp_clipping_norm dp_delta init_from client_accuracy
 """
 # What else config.json holds.
 _RECORDS = "versions runtimes data images"

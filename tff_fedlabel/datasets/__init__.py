@@ -5,7 +5,15 @@ Submodules load on first use, so that names and flags can be checked without Ten
 
 import importlib
 
-__all__ = ["data_source", "federated", "own_data", "partition", "partition_plot", "sources"]
+__all__ = [
+    "data_source",
+    "federated",
+    "own_data",
+    "partition",
+    "partition_plot",
+    "server_labels",
+    "sources",
+]
 
 
 def __getattr__(name: str):

@@ -15,13 +15,21 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_fedlabel._validation import WrongTypeError, check_int, check_seed, check_type
+from tff_fedlabel._validation import (
+    LABELS_AT,
+    WrongTypeError,
+    check_int,
+    check_name,
+    check_seed,
+    check_type,
+)
 from tff_fedlabel.datasets import (
     _client_columns,
     _client_data_checks,
     _reading_datasets,
     _tff_clients,
     partition,
+    server_labels,
 )
 from tff_fedlabel.datasets._client_columns import NO_LABEL, ClientId, check_column
 from tff_fedlabel.datasets._client_data_checks import ClientDataError, label_name_tuple
@@ -168,6 +176,7 @@ def from_source(
     num_classes: int | None = None,
     label_names: Sequence[str] | None = None,
     client_ids: Sequence[ClientId] | None = None,
+    labels_at: str = "every_client",
 ) -> FederatedData:
     """Clients of a simulation: partitions labelled images, then hides most of the labels.
 
@@ -179,9 +188,12 @@ def from_source(
       num_classes: default: one more than the largest label.
       label_names: one for each class.
       client_ids: names of the clients, in the order of `parts`; default: 0, 1, ...
+      labels_at: "every_client"; "server": the images that would be labelled at the clients are at
+        the server instead, and the clients have the others; "some_clients": `labeled_fraction` of
+        the clients have all their labels, and the others none.
 
     Returns:
-      Clients with hidden labels known.
+      Clients with hidden labels known; a `server_labels.LabelsAtServer` with "server".
 
     Raises:
       ClientDataError: images or labels are unusable.
@@ -189,6 +201,7 @@ def from_source(
         that does not exist. `WrongTypeError`, which is a ValueError too, if a type is wrong.
     """
     partition.check_labeled_fraction(labeled_fraction)
+    check_name("labels_at", labels_at, LABELS_AT)
     seed = check_seed(seed)
     number = len(examples.x)
     if not number:
@@ -214,11 +227,18 @@ def from_source(
     _client_data_checks.check_image_spec(None, examples.x.shape[1:], examples.x.dtype)
     check_column("y", examples.y, number)
     _client_data_checks.check_label_dtype(None, examples.y.dtype)
-    rows = {
-        names[k]: partition.split_labeled(part, labeled_fraction, seed, k)
-        for k, part in enumerate(parts)
-    }
-    return _build_checked(
+    if labels_at == "some_clients":
+        chosen = partition.choose_labeled_clients(parts, labeled_fraction, seed)
+        pairs = [
+            (part, part[:0]) if keeps_all else (part[:0], part)
+            for part, keeps_all in zip(parts, chosen, strict=True)
+        ]
+    else:
+        pairs = [
+            partition.split_labeled(part, labeled_fraction, seed, k) for k, part in enumerate(parts)
+        ]
+    rows = dict(zip(names, pairs, strict=True))
+    data = _build_checked(
         examples.x,
         examples.y,
         rows,
@@ -227,6 +247,7 @@ def from_source(
         label_names=label_names,
         hidden_y=examples.y,
     )
+    return server_labels.move_to_server(data) if labels_at == "server" else data
 
 
 def from_client_data(

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from tff_fedlabel._validation import LABELS_AT, check_name
 from tff_fedlabel.datasets import _class_folders, _own_arrays, _splits, partition
 from tff_fedlabel.datasets._client_columns import NO_LABEL
 from tff_fedlabel.datasets._fingerprint import Fingerprint
@@ -110,6 +111,7 @@ def load(
     seed: int = 0,
     image_size: int | None = None,
     data_dir: str | None = None,
+    labels_at: str = "every_client",
 ) -> tuple[Source, Any]:
     """Reads the images, and makes what the data does not bring.
 
@@ -124,6 +126,8 @@ def load(
       seed: in [0, 2**31).
       image_size: side in pixels to resize to; None leaves images of one size as they are.
       data_dir: where the images that were read are kept; default: `~/.cache/tff_fedlabel`.
+      labels_at: as in `federated.from_source`. Data with unlabelled images says by itself at which
+        clients the labels are; with "server" the labelled images move to the server.
 
     Returns:
       The `OwnSource` (or the `sources.Source` that a function returned) and the
@@ -135,13 +139,21 @@ def load(
       sources.UnusableFilesError, sources.CorruptDataError, sources.DataNotFoundError: as in
         `open_source`; or files cannot be read as images; or they cannot be kept in `data_dir`.
     """
-    from tff_fedlabel.datasets import federated  # Late: TensorFlow is slow.
+    from tff_fedlabel.datasets import federated, server_labels  # Late: TensorFlow is slow.
 
+    check_name("labels_at", labels_at, LABELS_AT)
     listing = open_source(source, name)
     if isinstance(listing, Source):
         parts = partition.partition(listing.train.y, num_clients, alpha, scheme=scheme, seed=seed)
-        classes = {"num_classes": listing.num_classes, "label_names": listing.label_names}
-        clients = federated.from_source(listing.train, parts, labeled_fraction, seed, **classes)
+        clients = federated.from_source(
+            listing.train,
+            parts,
+            labeled_fraction,
+            seed,
+            num_classes=listing.num_classes,
+            label_names=listing.label_names,
+            labels_at=labels_at,
+        )
         return listing, clients
     images, before = listing.images.read(image_size, data_dir)
     rows = _split(listing, seed)
@@ -160,11 +172,18 @@ def load(
         parts = [own[in_training[own]] for _, own in owned]
         dealt = [own[without_label[own]] for _, own in owned]
     if len(unlabeled):
+        if labels_at == "some_clients":
+            raise ValueError(
+                f"labels_at must not be 'some_clients' for {listing.name}, which already decides "
+                "which images have a label; leave it out."
+            )
         visible = np.full(len(listing.y), NO_LABEL, np.int32)
         visible[rows["train"]] = listing.y[rows["train"]]
         pairs = zip(parts, dealt, strict=True)
         by_client = dict(zip(client_ids, pairs, strict=True))
         clients = federated.FederatedData(images, visible, by_client, **classes)
+        if labels_at == "server":
+            clients = server_labels.move_to_server(clients)
     else:
         clients = federated.from_source(
             Examples(images, listing.y),
@@ -172,6 +191,7 @@ def load(
             labeled_fraction,
             seed,
             client_ids=client_ids,
+            labels_at=labels_at,
             **classes,
         )
     of_parts = (np.sort(part) for part in rows.values())  # Read from disk in order.
@@ -181,7 +201,7 @@ def load(
         *examples,
         **classes,
         has_own_clients=listing.client_ids is not None,
-        note=_note(listing, rows, images, before, clients, labeled_fraction, seed),
+        note=_note(listing, rows, images, before, clients, (labeled_fraction, labels_at), seed),
     )
     return made, clients
 
@@ -206,7 +226,8 @@ def _deal(rows: np.ndarray, num_clients: int, seed: int) -> list[np.ndarray]:
     return [np.sort(part) for part in np.array_split(rng.permutation(rows), num_clients)]
 
 
-def _note(listing, rows, images, before, clients, labeled_fraction, seed) -> str:
+def _note(listing, rows, images, before, clients, labels, seed) -> str:
+    labeled_fraction, labels_at = labels
     height, width = images.shape[1:3]
     text = f"{listing.name}: {len(images)} images of {len(listing.label_names)} classes"
     if before is None:
@@ -221,7 +242,10 @@ def _note(listing, rows, images, before, clients, labeled_fraction, seed) -> str
     if listing.num_unlabeled:
         brought.append(f"{listing.num_unlabeled} images without label")
     else:
-        made.append(f"labels kept of {labeled_fraction:.4g} of the images")
+        of_what = "clients" if labels_at == "some_clients" else "images"
+        made.append(f"labels kept of {labeled_fraction:.4g} of the {of_what}")
+    if labels_at == "server":
+        made.append("labelled images moved to the server")
     for part in ("validation", "test"):
         (brought if part in listing.sizes else made).append(f"{part} part of {len(rows[part])}")
     if brought:

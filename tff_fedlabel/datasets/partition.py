@@ -112,14 +112,36 @@ def split_labeled(
     labeled_fraction = check_labeled_fraction(labeled_fraction)
     seed = check_seed(seed)
     client = check_int("client", client, 0)
-    # Decimal, since 0.29 * 50 is 14.499999999999998 in floating point.
-    exact = decimal.Decimal(repr(float(labeled_fraction))) * len(indices)
-    count = int(exact.to_integral_value(rounding=decimal.ROUND_HALF_UP))
-    count = min(max(count, 1), len(indices))
+    count = _share(labeled_fraction, len(indices), len(indices))
     rng = np.random.default_rng(np.random.SeedSequence((seed, 0x1AB, client)))
     chosen = np.zeros(len(indices), bool)
     chosen[rng.permutation(len(indices))[:count]] = True
     return indices[chosen], indices[~chosen]
+
+
+def choose_labeled_clients(
+    parts: list[np.ndarray], labeled_fraction: float, seed: int = 0
+) -> np.ndarray:
+    """Chooses the clients that keep all their labels, where the others keep none.
+
+    Args:
+      parts: row numbers by client; a client without images is never chosen.
+      labeled_fraction: in (0, 1], of the clients.
+      seed: in [0, 2**31).
+
+    Returns:
+      bool [clients]. round(fraction * clients), halves up, are chosen uniformly at random, one at
+      least and at most all that have images.
+
+    Raises:
+      ValueError: naming the argument that is out of range.
+    """
+    labeled_fraction = check_labeled_fraction(labeled_fraction)
+    rng = np.random.default_rng(np.random.SeedSequence((check_seed(seed), 0x1ABC)))
+    able = np.flatnonzero(client_sizes(parts))
+    chosen = np.zeros(len(parts), bool)
+    chosen[rng.permutation(able)[: _share(labeled_fraction, len(parts), len(able))]] = True
+    return chosen
 
 
 def client_sizes(parts: list[np.ndarray]) -> np.ndarray:
@@ -156,6 +178,13 @@ def describe(parts: list[np.ndarray], labels: np.ndarray) -> str:
 def check_labeled_fraction(labeled_fraction: float) -> float:
     """Returns a number in (0, 1]; ValueError if it is not one."""
     return check_number("labeled_fraction", labeled_fraction, 0.0, 1.0, open_low=True)
+
+
+def _share(fraction: float, number: int, most: int) -> int:
+    """round(fraction * number), halves up, at least 1 and at most `most`."""
+    # Decimal, since 0.29 * 50 is 14.499999999999998 in floating point.
+    exact = decimal.Decimal(repr(float(fraction))) * number
+    return min(max(int(exact.to_integral_value(rounding=decimal.ROUND_HALF_UP)), 1), most)
 
 
 def _by_client(labels, num_clients, size, alpha, by_frequency, rng) -> list[np.ndarray]:

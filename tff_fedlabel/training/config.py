@@ -10,7 +10,7 @@ from typing import Any
 
 from tff_fedlabel import _parameters, _validation, algorithms, augmentation, tasks
 from tff_fedlabel.datasets import own_data, partition, sources
-from tff_fedlabel.training import differential_privacy
+from tff_fedlabel.training import differential_privacy, label_places
 
 # The strong augmentations that can be chosen by name.
 STRONG_AUGMENTS = {
@@ -45,7 +45,11 @@ class RunConfig:
       num_clients: Clients M that the images are divided among.
       clients_per_round: Clients m in a round.
       alpha: Dirichlet parameter of the partition, 0.01 to inf (IID).
-      labeled_fraction: Share of each client's images that keep their label, in (0, 1].
+      labeled_fraction: Share of each client's images that keep their label, in (0, 1]; of the
+        clients, with labels_at some_clients.
+      labels_at: every_client; server (the images that would keep their label at the clients are at
+        the server, and the clients have none) or some_clients (a share of the clients keep all
+        labels, the others none); None is the method's own, every_client for most.
       rounds: Communication rounds T.
       lr: Learning rate eta of the clients' SGD; with a schedule, that of the first round.
       batch_size: Images in a batch, labelled and unlabelled.
@@ -105,6 +109,7 @@ class RunConfig:
     width: int | None = None
     algorithm: str = "fedlabel"
     partition: str = "client"
+    labels_at: str | None = None
     split: str = "pooled"
     image_size: int | None = None
     mixed_precision: str | None = None
@@ -148,6 +153,7 @@ class RunConfig:
         if momentum is None:
             momentum = self.method.server_momentum
         checked["server_momentum"] = check.check_number("server_momentum", momentum, 0.0, 1.0)
+        checked["labels_at"] = label_places.checked(self.labels_at, self.method)
         checked["seed"] = check.check_seed(self.seed)
         checked["client_accuracy"] = check.check_flag("client_accuracy", self.client_accuracy)
         if self.init_from is not None:
@@ -256,7 +262,7 @@ def make_config(task: str, algorithm: str = "fedlabel", **choices: Any) -> RunCo
         parameters[name] = given.pop(name)
     if own_source(defaults["source"]) is not None:
         given.pop("source", None)  # The task decides it; its data may have been moved.
-        defaults.update(_facts(defaults, given))
+        defaults.update(_facts(defaults, given, algorithms.METHODS[algorithm]))
     return RunConfig(task=task, algorithm=algorithm, **{**defaults, **given}, parameters=parameters)
 
 
@@ -298,7 +304,9 @@ _DECIDED_BY = {
 }
 
 
-def _facts(defaults: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+def _facts(
+    defaults: dict[str, Any], given: dict[str, Any], method: algorithms.Method
+) -> dict[str, Any]:
     """What one's own data decides, in place of the task's defaults.
 
     Raises:
@@ -314,6 +322,10 @@ def _facts(defaults: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
                 f"{_DECIDED_BY[name]}, got {given[name]!r}; leave it out. (Where a run is resumed: "
                 "its data has changed.)"
             )
+    if "labeled_fraction" in decided:
+        name = os.path.basename(source)
+        place = label_places.of_own_labels(given.get("labels_at"), method, name)
+        decided["labels_at"] = place
     clients = given.get("num_clients", decided.get("num_clients", defaults["num_clients"]))
     if isinstance(clients, int):  # Else it is refused where all choices are checked.
         decided["clients_per_round"] = min(defaults["clients_per_round"], max(clients, 1))
@@ -338,6 +350,14 @@ def method_parameters() -> dict[str, tuple[_parameters.Parameter, tuple[str, ...
                 found.setdefault(parameter.name, parameter)
                 methods_with.setdefault(parameter.name, []).append(name)
     return {name: (parameter, tuple(methods_with[name])) for name, parameter in found.items()}
+
+
+# What a run had before a choice existed: its default, but for those whose default is a method's.
+OF_OLDER_RUNS = {
+    field.name: field.default
+    for field in dataclasses.fields(RunConfig)
+    if field.default is not dataclasses.MISSING
+} | {"labels_at": "every_client", "server_momentum": 0.0}
 
 
 def lr_factor(schedule: str, round_num: int, rounds: int) -> float:

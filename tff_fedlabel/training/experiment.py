@@ -223,6 +223,7 @@ def _load(config, data_dir) -> tuple[sources.Source, federated.FederatedData]:
             seed=config.seed,
             image_size=config.image_size,
             data_dir=data_dir,
+            labels_at=config.labels_at,
         )
     source = sources.load(
         config.source,
@@ -245,6 +246,7 @@ def _load(config, data_dir) -> tuple[sources.Source, federated.FederatedData]:
         config.seed,
         num_classes=source.num_classes,
         label_names=source.label_names,
+        labels_at=config.labels_at,
     )
     return source, clients
 

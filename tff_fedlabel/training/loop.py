@@ -326,6 +326,7 @@ class _Rounds:
             seed=config.seed,
             rounds=config.rounds,
             labeled_fraction=config.labeled_fraction,
+            labels_at=config.labels_at,
             # Of a partition; one's own clients have none.
             alpha=None if source.has_own_clients else json_number(config.alpha),
             test_accuracy=metrics["test_accuracy"],
@@ -340,8 +341,8 @@ class _Rounds:
         if self._memory is not None:
             summary["memory_bytes"] = self._memory.nbytes
         if self._experiment.method.server_training is not None:
-            labeled = self._experiment.clients.sizes()["labeled"]
-            summary["labeled_images_at_server"] = int(labeled.sum())
+            labeled = self._experiment.clients.labeled_arrays()["y"]
+            summary["labeled_images_at_server"] = len(labeled)
         if config.init_from is not None:
             summary["init_from"] = config.init_from
         summary.update(self._experiment.privacy(self._done))

@@ -15,10 +15,10 @@ import tensorflow_federated as tff
 
 from tff_fedlabel import _validation, algorithms, models, tasks
 from tff_fedlabel.algorithms import Method
-from tff_fedlabel.datasets import _client_data_checks, federated, sources
+from tff_fedlabel.datasets import _client_data_checks, federated, server_labels, sources
 from tff_fedlabel.training import config as configuration
 from tff_fedlabel.training import experiment as experiments
-from tff_fedlabel.training import keras_model
+from tff_fedlabel.training import keras_model, label_places
 
 # Fields of a RunConfig that one's own parts decide.
 _DECIDED = {
@@ -99,7 +99,9 @@ def make_experiment(
       model_aggregator: As in the method's builder; by default the weighted mean.
       **choices: Other fields of `RunConfig`: `rounds`, `clients_per_round` (default: 10, or all
         clients if they are fewer), `batch_size`, `tau`, `tau_unlabeled`, `eval_every`, `seed`,
-        `lr_schedule` and so on, and parameters of the method. Defaults: `tasks.OWN_DATA`.
+        `lr_schedule` and so on, and parameters of the method. Defaults: `tasks.OWN_DATA`. The
+        clients say which images are labelled; with `labels_at="server"`, the default of methods
+        that need it, their labelled images move to the server.
 
     Returns:
       The experiment. Resuming its run takes the same experiment, made again in the same way:
@@ -125,9 +127,16 @@ def make_experiment(
         method, own_parameters, made_model, client_optimizer, server_optimizer, model_aggregator
     )
     sizes = clients.sizes()
-    labeled = int(sizes["labeled"].sum())
+    at_server = isinstance(clients, server_labels.LabelsAtServer)
+    labeled = len(clients.server_rows) if at_server else int(sizes["labeled"].sum())
     if not labeled:
         raise ValueError("clients must hold labelled images, and none has a label.")
+    images = int(sizes["unlabeled"].sum()) + labeled
+    labels_at = label_places.of_own_labels(
+        choices.get("labels_at"), method, "one's own clients", at_server
+    )
+    if labels_at == "server":
+        clients = server_labels.move_to_server(clients)
     defaults = configuration.defaults_of(tasks.OWN_DATA)
     defaults["clients_per_round"] = min(defaults["clients_per_round"], len(clients.client_ids))
     decided = {
@@ -136,7 +145,8 @@ def make_experiment(
         "algorithm": method.name,
         "model": model if isinstance(model, str) else _name_of(model),
         "num_clients": len(clients.client_ids),
-        "labeled_fraction": max(round(labeled / int(sizes["total"].sum()), 6), 1e-6),
+        "labeled_fraction": max(round(labeled / images, 6), 1e-6),
+        "labels_at": labels_at,
         "alpha": math.inf,
         "split": "official",
     }

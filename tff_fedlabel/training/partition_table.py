@@ -26,6 +26,7 @@ class PartitionTable:
       labeled: int64 [clients, classes].
       unlabeled: int64 [clients, classes], or None if the classes of these images are not known.
       unlabeled_images: int64 [clients].
+      server: int64 [classes], the labelled images at the server; None if there are none.
     """
 
     client_ids: tuple[str, ...]
@@ -33,6 +34,7 @@ class PartitionTable:
     labeled: np.ndarray
     unlabeled: np.ndarray | None
     unlabeled_images: np.ndarray
+    server: np.ndarray | None = None
 
     @property
     def num_classes(self) -> int:
@@ -64,7 +66,10 @@ class PartitionTable:
         )
 
     def write(self, path: str | os.PathLike) -> None:
-        """Writes two rows for each client, labeled and unlabeled: client, part, images, classes."""
+        """Writes two rows for each client, labeled and unlabeled: client, part, images, classes.
+
+        Labelled images at the server are a last row, of the part "server".
+        """
         with replacing(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(["client", "part", "images", *self.label_names])
@@ -74,17 +79,27 @@ class PartitionTable:
                 unknown = [""] * self.num_classes
                 counts = unknown if self.unlabeled is None else self.unlabeled[row].tolist()
                 writer.writerow([client, "unlabeled", int(self.unlabeled_images[row]), *counts])
+            if self.server is not None:
+                counts = self.server.tolist()
+                writer.writerow(["server", "server", sum(counts), *counts])
 
 
 def of_clients(clients: Any) -> PartitionTable:
     """The table of `FederatedData`."""
+    from tff_fedlabel.datasets import server_labels  # TensorFlow, which readers need not.
+
     known = clients.hidden_y is not None
+    server = None
+    if isinstance(clients, server_labels.LabelsAtServer):
+        labels = clients.labeled_arrays()["y"]
+        server = np.bincount(labels, minlength=clients.num_classes).astype(np.int64)
     return PartitionTable(
         tuple(map(str, clients.client_ids)),
         tuple(map(str, clients.label_names)),
         clients.class_counts("labeled"),
         clients.class_counts("unlabeled") if known else None,
         clients.sizes()["unlabeled"].to_numpy(np.int64),
+        server,
     )
 
 
@@ -105,9 +120,12 @@ def read(path: str | os.PathLike) -> PartitionTable:
             for part in _PARTS
         )
         images = np.array([int(row[2]) for row in parts["unlabeled"]], np.int64)
+        of_server = [np.array([int(n) for n in row[3:]]) for row in rows if row[1] == "server"]
         clients = tuple(row[0] for row in parts["labeled"])
         if not labeled.shape == unlabeled.shape == (len(clients), len(names)):
             raise ValueError("rows are missing")
     except (ValueError, LookupError, TypeError, csv.Error) as error:
         raise ValueError(f"{path} is not a table of clients and classes ({error}).") from error
-    return PartitionTable(clients, names, labeled, unlabeled if known else None, images)
+    return PartitionTable(
+        clients, names, labeled, unlabeled if known else None, images, *of_server[:1]
+    )

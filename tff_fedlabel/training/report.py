@@ -1,6 +1,5 @@
 """A page of HTML about one or several runs, finished or not; it needs no other file."""
 
-import dataclasses
 import datetime
 import math
 import os
@@ -15,7 +14,7 @@ from tff_fedlabel._replacing import check_free, replacing
 from tff_fedlabel.training import html_parts as html
 from tff_fedlabel.training import partition_table, report_figures
 from tff_fedlabel.training.client_accuracy import in_short
-from tff_fedlabel.training.config import RunConfig
+from tff_fedlabel.training.config import OF_OLDER_RUNS
 from tff_fedlabel.training.stored_run import RunDirectoryError, StoredRun
 
 _SELECTION = {
@@ -31,11 +30,6 @@ _CURVES = {
     "labeled_loss": "loss on labelled images",
 }
 _MOST_ROWS = 100
-_DEFAULTS = {
-    field.name: field.default
-    for field in dataclasses.fields(RunConfig)
-    if field.default is not dataclasses.MISSING
-}
 
 
 def write_report(
@@ -124,6 +118,7 @@ def _result(run: StoredRun) -> dict[str, str]:
         # The summary has none for clients that no partition made.
         "alpha": html.value(summary.get("alpha", choices.get("alpha"))),
         "labelled images": html.share(choices.get("labeled_fraction")),
+        "labels at": html.text(choices.get("labels_at", OF_OLDER_RUNS["labels_at"])),
         "rounds": f"{run.rounds_done} of {html.text(choices.get('rounds', '?'))}",
         "test accuracy": html.number(last.get("test_accuracy")),
         "test loss": html.number(last.get("test_loss")),
@@ -161,7 +156,7 @@ def _comparison(runs, names) -> str:
     if len(runs) < 2:
         return ""
     # A choice that did not exist when a run began had its default.
-    choices = [{**_DEFAULTS, **run.choices} for run in runs]
+    choices = [{**OF_OLDER_RUNS, **run.choices} for run in runs]
     known = dict.fromkeys(name for of_run in choices for name in of_run if name != "parameters")
     rows = []
     for name in known:
@@ -262,6 +257,8 @@ def _holdings(table) -> str:
         f"{sizes['unlabeled'].sum()} unlabelled images of {table.num_classes} classes; "
         f"{sizes['total'].min()} to {sizes['total'].max()} a client."
     )
+    if table.server is not None:
+        text += f" The server has {table.server.sum()} labelled images."
     if table.unlabeled is None:
         return f"{text} The classes of the unlabelled images are not known."
     classes = np.count_nonzero(table.class_counts("all"), axis=1)

@@ -41,6 +41,11 @@ def round_metrics(metrics, seconds: float) -> dict[str, float]:
     for part in (work, finalizer):  # What did not change, since its new value was not finite.
         for name in [name for name in part if name.endswith("_non_finite")]:
             values[name] = float(np.asarray(part[name]))
+    if not values.get("num_examples", 1.0):  # No client of the round had a label.
+        values.update((name, math.nan) for name in ("labeled_loss", "accuracy") if name in values)
+    # Those of the server's images, in place of the clients' metrics of the same name.
+    of_server = finalizer.get("server_training", {})
+    values.update((name, float(np.asarray(value))) for name, value in of_server.items())
     # The model's own metrics are over the labelled batches; `labeled_loss` is its `loss`.
     values["labeled_accuracy"] = values.pop("accuracy", math.nan)
     for duplicate in ("loss", "num_examples"):

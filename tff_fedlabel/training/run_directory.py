@@ -1,7 +1,6 @@
 """The files of one run; `loop` lists them."""
 
 import contextlib
-import dataclasses
 import fcntl
 import functools
 import json
@@ -21,7 +20,7 @@ from absl import logging as absl_logging
 
 from tff_fedlabel._replacing import is_left_over, remove_left_overs, replacing
 from tff_fedlabel.training import partition_table, stored_values
-from tff_fedlabel.training.config import RunConfig
+from tff_fedlabel.training.config import OF_OLDER_RUNS, RunConfig
 from tff_fedlabel.training.stored_run import RunDirectoryError, readable, written_choices
 
 # Fields in which a resumed run may differ from what is on disk: it may go on for longer, and what
@@ -31,11 +30,6 @@ _MAY_DIFFER = ("rounds", "client_accuracy")
 _PATHS = ("task", "source")
 # Schedules of the learning rate that depend on the number of rounds.
 _SCHEDULES_OVER_ALL_ROUNDS = ("cosine", "step")
-_DEFAULTS = {
-    field.name: field.default
-    for field in dataclasses.fields(RunConfig)
-    if field.default is not dataclasses.MISSING
-}
 _INITIAL_WEIGHTS = "initial_weights.npz"
 _PARTITION = "partition.csv"
 # What is written here in one step.
@@ -172,7 +166,7 @@ class RunDirectory:
         if self.config.lr_schedule in _SCHEDULES_OVER_ALL_ROUNDS:
             may_differ.remove("rounds")
         # A choice that did not exist when the run began has its default.
-        there = {**_DEFAULTS, **there}
+        there = {**OF_OLDER_RUNS, **there}
         differing = [
             f"{name} is {there.get(name)!r} there and {wanted.get(name)!r} here"
             for name in dict.fromkeys([*wanted, *there])
