@@ -135,19 +135,13 @@ def main(argv: Sequence[str]) -> int:
 def _train() -> int:
     if FLAGS.resume and not FLAGS.output_dir:
         raise command_line.UsageError("--resume needs --output_dir, the run to continue")
-    runtime_name, runtime_options = _runtime()
+    runtime_name, runtime_options = given_runtime(FLAGS.output_dir if FLAGS.resume else None)
 
     from tff_fedlabel import runtime, training
-    from tff_fedlabel.training.config import method_parameters
 
-    choices = {}
-    of_methods = {name: p for name, (p, _) in method_parameters().items()}
-    for name, parameter in {**_run_parameters(), **of_methods}.items():
-        if getattr(FLAGS, name) is not None:
-            choices[name] = parameter.parse(getattr(FLAGS, name))
-    for name in ("task", "algorithm"):
-        if FLAGS[name].present:
-            choices[name] = getattr(FLAGS, name)
+    choices = given_choices()
+    if FLAGS["algorithm"].present:
+        choices["algorithm"] = FLAGS.algorithm
     if FLAGS.resume:  # What is not said again is as it was.
         choices = {**training.stored_choices(FLAGS.output_dir), **choices}
     with command_line.wrong_values_are_usage():
@@ -175,14 +169,33 @@ def _train() -> int:
     return 0
 
 
-def _runtime() -> tuple[str, dict[str, Any]]:
-    """The runtime that the flags ask for, and its options."""
+def given_choices() -> dict[str, Any]:
+    """The choices of a run that the flags name, but for the method."""
+    from tff_fedlabel.training.config import method_parameters
+
+    choices = {"task": FLAGS.task} if FLAGS["task"].present else {}
+    of_methods = {name: p for name, (p, _) in method_parameters().items()}
+    for name, parameter in {**_run_parameters(), **of_methods}.items():
+        if getattr(FLAGS, name) is not None:
+            choices[name] = parameter.parse(getattr(FLAGS, name))
+    return choices
+
+
+def given_runtime(resumed: str | None = None) -> tuple[str, dict[str, Any]]:
+    """The runtime that the flags ask for, and its options.
+
+    Args:
+      resumed: The directory of the run that is continued, if one is.
+
+    Raises:
+      UsageError: The flags do not go together.
+    """
     given = [flag for flag in _RUNTIME_FLAGS if FLAGS[flag].present]
     name, stored = FLAGS.runtime, None
-    if FLAGS.resume:
+    if resumed is not None:
         from tff_fedlabel import training
 
-        stored = training.stored_runtime(FLAGS.output_dir)
+        stored = training.stored_runtime(resumed)
     if name == "auto" and any(_RUNTIME_FLAGS[flag][0] == "device" for flag in given):
         name = "device"
     elif name == "auto" and stored:

@@ -175,7 +175,8 @@ def _help(program: str, headings: Sequence[str], epilogue: str, arguments: str) 
         if len(headings) > 1:
             lines.append(f"{heading}:")
         for flag in flags_of_group:
-            default = "" if flag.default in (None, False) else f" [{flag.default}]"
+            shown = ",".join(flag.default) if isinstance(flag.default, list) else flag.default
+            default = "" if shown in (None, False) else f" [{shown}]"
             lines.append(f"  --{flag.name:<{width}}{flag.help}{default}")
         lines.append("")
     if epilogue:

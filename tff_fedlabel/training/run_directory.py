@@ -20,16 +20,10 @@ from absl import logging as absl_logging
 
 from tff_fedlabel._replacing import is_left_over, remove_left_overs, replacing
 from tff_fedlabel.training import partition_table, stored_values
-from tff_fedlabel.training.config import OF_OLDER_RUNS, RunConfig
+from tff_fedlabel.training.config import RunConfig
+from tff_fedlabel.training.same_run import MAY_DIFFER, PATHS, differences
 from tff_fedlabel.training.stored_run import RunDirectoryError, readable, written_choices
 
-# Fields in which a resumed run may differ from what is on disk: it may go on for longer, and what
-# is measured at its end does not change it.
-_MAY_DIFFER = ("rounds", "client_accuracy")
-# Fields that may be paths of one's own data, which may be moved.
-_PATHS = ("task", "source")
-# Schedules of the learning rate that depend on the number of rounds.
-_SCHEDULES_OVER_ALL_ROUNDS = ("cosine", "step")
 _INITIAL_WEIGHTS = "initial_weights.npz"
 _PARTITION = "partition.csv"
 # What is written here in one step.
@@ -83,10 +77,9 @@ class RunDirectory:
 
     def _claim(self, resume: bool) -> None:
         """Makes sure that the directory is this run's, and removes what a crash left unfinished."""
-        wanted = self._choices
         self._is_new = False
         if (self.path / "config.json").exists():
-            self._check_same_run(wanted, resume)
+            self._check_same_run(resume)
         elif not all(map(is_left_over, self.path.iterdir())):
             raise RunDirectoryError(
                 f"{self.path} is not empty and holds no run; choose another --output_dir."
@@ -94,7 +87,8 @@ class RunDirectory:
         else:
             versions = {package: metadata.version(package) for package in _PACKAGES}
             runtimes = [{"from_round": 0, **self._runtime}]
-            self._write_json("config.json", {**wanted, "versions": versions, "runtimes": runtimes})
+            started = {"versions": versions, "runtimes": runtimes}
+            self._write_json("config.json", {**self._choices, **started})
             self._is_new = True
         for name in _FILES:
             remove_left_overs(self.path / name)
@@ -134,7 +128,7 @@ class RunDirectory:
                 f"{self.config.rounds} requested."
             )
         config = json.loads((self.path / "config.json").read_text())
-        now = {**config, **{name: getattr(self.config, name) for name in _MAY_DIFFER}}
+        now = {**config, **{name: getattr(self.config, name) for name in MAY_DIFFER}}
         if now != config:
             self._write_json("config.json", now)
 
@@ -155,25 +149,13 @@ class RunDirectory:
             text += f" (before: {before[-1]['runtime']})"
         self.note(text)
 
-    def _check_same_run(self, wanted, resume):
+    def _check_same_run(self, resume):
         if not resume:
             raise RunDirectoryError(
                 f"{self.path} already holds a run; pass --resume (in Python: resume=True) to "
                 "continue it or choose another --output_dir."
             )
-        there = written_choices(self.path)
-        may_differ = set(_MAY_DIFFER)
-        if self.config.lr_schedule in _SCHEDULES_OVER_ALL_ROUNDS:
-            may_differ.remove("rounds")
-        # A choice that did not exist when the run began has its default.
-        there = {**OF_OLDER_RUNS, **there}
-        differing = [
-            f"{name} is {there.get(name)!r} there and {wanted.get(name)!r} here"
-            for name in dict.fromkeys([*wanted, *there])
-            if there.get(name) != wanted.get(name)
-            and name not in may_differ
-            and not _is_moved(name, there.get(name), wanted.get(name))
-        ]
+        differing = differences(written_choices(self.path), self.config)
         if differing:
             raise RunDirectoryError(
                 f"{self.path} holds a run of another configuration ({'; '.join(differing)}); "
@@ -187,7 +169,7 @@ class RunDirectory:
         if there is None:  # A new run, or one from before this was recorded.
             self._write_json("config.json", {**config, "data": fingerprint})
         elif there == fingerprint:
-            paths = {name: getattr(self.config, name) for name in _PATHS}
+            paths = {name: getattr(self.config, name) for name in PATHS}
             if any(config[name] != path for name, path in paths.items()):  # It was moved.
                 self._write_json("config.json", {**config, **paths})
         else:
@@ -349,13 +331,3 @@ class RunDirectory:
         """Adds a line to run.log."""
         absl_logging.set_verbosity(absl_logging.INFO)
         absl_logging.info("%s", text)
-
-
-def _is_moved(name: str, there: Any, here: Any) -> bool:
-    """Whether both are the path of one's own data, in different folders.
-
-    `check_data` compares what is in it.
-    """
-    if name not in _PATHS or not all(isinstance(p, str) and os.sep in p for p in (there, here)):
-        return False
-    return os.path.basename(there) == os.path.basename(here)
