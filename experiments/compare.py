@@ -1,14 +1,18 @@
-"""Runs a comparison of methods (`studies`) and writes its table and curves.
+"""Compares methods: runs every cell of a grid, and writes the table and the curves.
 
-  python experiments/compare.py --study fashion_mnist --data_dir ~/tensorflow_datasets \
-      --output_dir runs/fashion_mnist --results_dir experiments/results
+  python experiments/compare.py --task digits --algorithms fedlabel,fedavg,fedprox --seeds 0,1,2 \
+      --output_dir runs/digits --jobs 2
+  python experiments/compare.py --task fashion_mnist --data_dir ~/tensorflow_datasets \
+      --alphas .1,1 --labeled_fractions .05,.2 --search lr=.05,.1,.2 --search_rounds 60 \
+      --accounting equal_steps --include_all_labels --output_dir runs/fashion_mnist --jobs 2
 
-Stopped and started again, it continues where it was.
+Stopped or killed, the same command continues. docs/experiments.md explains the files.
 """
 
 import sys
 
 from absl import flags
+from grids import settings
 
 from tff_fedlabel import command_line
 
@@ -16,28 +20,105 @@ FLAGS = flags.FLAGS
 
 
 def define_flags() -> None:
-    flags.DEFINE_string("study", "fashion_mnist", "name of the comparison")
-    flags.DEFINE_string("data_dir", None, "where the data sets lie, or are downloaded to")
-    flags.DEFINE_string("output_dir", None, "holds the run directories; required")
-    flags.DEFINE_string("results_dir", None, "where table and curves go; default: --output_dir")
+    flags.DEFINE_list("algorithms", "all", "methods, fedlabel,fedavg; all: every one there is")
+    flags.DEFINE_string(
+        "accounting",
+        "one_pass",
+        "what makes methods comparable. one_pass: each takes its own steps, supervised ones "
+        "(FedAvg) only tau labelled ones; equal_steps: these take tau + tau', as many as the others",
+    )
+    flags.DEFINE_bool(
+        "include_all_labels",
+        False,
+        "also the supervised methods with all labels and tau + tau' steps: the upper bound (fedavg "
+        "if --algorithms has none of them)",
+    )
+    flags.DEFINE_string(
+        "search",
+        None,
+        "choose a value for each row on validation images: lr=.05,.1,.2, or another flag of "
+        "run_tff.py; test images are not looked at",
+    )
+    flags.DEFINE_integer("search_rounds", 60, "rounds of each trial of the search")
+    flags.DEFINE_bool(
+        "search_extend", True, "learning rates beyond those given while the best is at the edge"
+    )
+    flags.DEFINE_string(
+        "search_columns",
+        "each",
+        "each: search at every alpha and labelled fraction; first: at the first, for all",
+    )
+    settings.define_flags()
 
 
 def compare() -> int:
-    import studies
+    from grids import accounting, comparison, lock
+    from grids.pool import Pool, Stopped, describe
 
     from tff_fedlabel import _validation
 
     with command_line.wrong_values_are_usage():
-        _validation.check_name("study", FLAGS.study, studies.STUDIES)
-    if not FLAGS.output_dir:
-        raise command_line.UsageError("--output_dir is required")
-    study = studies.STUDIES[FLAGS.study]
-    table = studies.run(study, FLAGS.output_dir, data_dir=FLAGS.data_dir)
-    results_dir = FLAGS.results_dir or FLAGS.output_dir
-    studies.write_results(FLAGS.study, table, FLAGS.output_dir, results_dir)
-    print(table.to_string(index=False))
-    return 0
+        _validation.check_name("accounting", FLAGS.accounting, accounting.ACCOUNTINGS)
+        _validation.check_name("search_columns", FLAGS.search_columns, ("each", "first"))
+    compared = _comparison(comparison, settings.read())
+    with command_line.wrong_values_are_usage():
+        compared.check()
+    output_dir = compared.settings.output_dir
+    with lock.locked(output_dir) as descriptor:
+        pool = Pool(output_dir, FLAGS.jobs, compared.settings.flags, descriptor)
+        try:
+            runs = compared.run(pool)
+        except Stopped as stopped:
+            print(f"compare.py: {stopped}", file=sys.stderr)
+            return 128 + stopped.signal_number
+        if len(runs):
+            files = compared.write(runs)
+            print(files[0].read_text())
+            print("\n".join(map(str, files)))
+    if pool.failures:
+        print("\n".join(describe(pool.failures)), file=sys.stderr)
+    return 1 if pool.failures else 0
+
+
+def _comparison(comparison, common):
+    """What the command line says."""
+    from grids import accounting, search, tables
+
+    from tff_fedlabel import _validation, training
+
+    names = settings.algorithm_names()
+    common.check_used(names)
+    rows = [tables.Row(name) for name in names]
+    if FLAGS.include_all_labels:
+        supervised = [
+            name
+            for name in names
+            if accounting.is_supervised(name) and accounting.labels_at(name) == "every_client"
+        ]
+        rows += [tables.Row(name, all_labels=True) for name in supervised or ["fedavg"]]
+    with command_line.wrong_values_are_usage():
+        # Where no list is given, what the task, or --alpha, says.
+        config = training.make_config(common.task, names[0], **common.choices_for(names[0]))
+        _validation.check_int("search_rounds", FLAGS.search_rounds)
+    searched = None
+    if FLAGS.search:
+        searched = search.parse(
+            FLAGS.search, FLAGS.search_rounds, FLAGS.search_extend, settings.read_value
+        )
+    return comparison.Comparison(
+        settings=common,
+        rows=tables.in_order(rows),
+        labeled_fractions=settings.numbers("labeled_fractions", float) or [config.labeled_fraction],
+        alphas=settings.numbers("alphas", float) or [config.alpha],
+        accounting=FLAGS.accounting,
+        search=searched,
+        search_columns=FLAGS.search_columns,
+    )
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.run_command(sys.argv, define_flags, compare))
+    sys.exit(
+        command_line.run_command(
+            sys.argv, define_flags, compare, settings.EPILOGUE, passed_on=settings.PASSED_ON
+        )
+    )

@@ -1,0 +1,137 @@
+"""A method whose costs are measured, set up so that it does all of its work."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_fedlabel import algorithms, models
+from tff_fedlabel.training import STRONG_AUGMENTS
+from tff_fedlabel.training import memory as client_memory
+
+CLASSES = 10
+# The first convolution of the model, which is found again among the operations of a method.
+WIDTH = 7
+# Logits this much larger have the softmax near 0 and 1: the model is sure of every image, so that
+# thresholds let all images pass, whatever a method calls them.
+_SURE = 1000.0
+# So small a step that the model stays as it is.
+_LEARNING_RATE = 1e-9
+# Memories that others have left before the client whose costs are measured.
+_OTHERS = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """How much work there is.
+
+    Attributes:
+      batch_size: Images in a batch.
+      labeled_steps, unlabeled_steps: tau and tau'.
+      shape: Of an image.
+      width: Of the model.
+      round_num: The round that is measured; late, for methods that begin with other phases.
+    """
+
+    batch_size: int
+    labeled_steps: int
+    unlabeled_steps: int
+    shape: tuple[int, int, int] = (28, 28, 1)
+    width: int = WIDTH
+    round_num: int = 100
+
+
+class Subject:
+    """A method, built.
+
+    Args:
+      name: The method.
+      size: How much work there is.
+
+    Attributes:
+      method: The `Method`.
+      setup: What its functions get.
+    """
+
+    def __init__(self, name: str, size: Size):
+        self.method, self.size = algorithms.METHODS[name], size
+        keras_model = models.build_keras("cnn", size.shape, CLASSES, width=size.width)
+        last = keras_model.layers[-1]
+        last.kernel.assign(_SURE * last.kernel)
+        model = models.functional_model(keras_model, input_shape=size.shape)
+        optimizer = tff.learning.optimizers.build_sgdm(_LEARNING_RATE)
+        fields = {field.name for field in dataclasses.fields(self.method.config_class)}
+        chosen = {"strong_augment": STRONG_AUGMENTS["single"]} if "strong_augment" in fields else {}
+        config = self.method.config_class(**chosen)
+        loop = tff.learning.LoopImplementation.DATASET_ITERATOR
+        self.setup = algorithms.Setup(model, optimizer, config, loop)
+
+    def process(self) -> tff.learning.templates.LearningProcess:
+        """The method's learning process."""
+        tail = {}
+        if self.method.server_training is not None:
+            tail["server_data"] = self._images(self.size.batch_size, labeled=True)
+        setup = self.setup
+        return self.method(setup.model, setup.optimizer, setup.config, **tail)
+
+    def memory_bytes(self) -> int:
+        """The size of a client's memory, 0 without."""
+        memory = self._initial_memory()
+        return 0 if memory is None else sum(a.nbytes for a in tf.nest.flatten(memory))
+
+    def helpers(self) -> int:
+        """How many helpers a client gets where others have left their memories."""
+        return 0 if self.method.choose_helpers is None else len(self.memories().helpers(0, 0))
+
+    def weights(self) -> tuple[np.ndarray, ...]:
+        """The trainable weights that a client receives."""
+        weights = self.setup.model.initial_weights[0]
+        if self.method.initial_weights is not None:
+            with tf.init_scope():
+                weights = self.method.initial_weights(self.setup)
+        return tuple(np.asarray(w) for w in weights)
+
+    def client_data(self, memories: client_memory.ClientMemory | None) -> collections.OrderedDict:
+        """What one client gives to the process, with its memory and its helpers.
+
+        Args:
+          memories: What `memories` returned.
+        """
+        size = self.size
+        data = collections.OrderedDict(
+            labeled=self._batches(size.labeled_steps, labeled=True),
+            unlabeled=self._batches(size.unlabeled_steps, labeled=False),
+        )
+        return data if memories is None else memories.attach(data, 0, size.round_num)
+
+    def _batches(self, steps: int, labeled: bool) -> tf.data.Dataset:
+        images = self._images(steps * self.size.batch_size, labeled)
+        return tf.data.Dataset.from_tensor_slices(images).batch(self.size.batch_size)
+
+    def _images(self, number: int, labeled: bool) -> collections.OrderedDict:
+        rng = np.random.default_rng(0)
+        x = rng.integers(0, 256, (number, *self.size.shape), dtype=np.uint8)
+        images = collections.OrderedDict(x=x)
+        if labeled:
+            images["y"] = rng.integers(0, CLASSES, number).astype(np.int32)
+        return images
+
+    def _initial_memory(self) -> Any:
+        setup = self.setup
+        return algorithms.initial_memory(self.method, setup.model, setup.optimizer, setup.config)
+
+    def memories(self) -> client_memory.ClientMemory | None:
+        """The memory of clients, of which others have taken part; None for a method without."""
+        initial = self._initial_memory()
+        if initial is None:
+            return None
+        memory = client_memory.ClientMemory(initial, self.method.choose_helpers, self.method.name)
+        stacked = tf.nest.map_structure(lambda a: np.stack([a] * _OTHERS), initial)
+        clients = np.arange(1, _OTHERS + 1, dtype=np.int32)
+        memory.update(collections.OrderedDict(client=clients, value=stacked))
+        return memory

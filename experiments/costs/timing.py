@@ -1,0 +1,51 @@
+"""Seconds per client of all methods, in turn."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+
+import attrs
+import numpy as np
+from benchmarks import harness
+
+from costs.subject import Size, Subject
+
+
+def seconds_per_client(
+    names: Sequence[str], size: Size, clients: int, turns: int, runtime: str
+) -> dict[str, list[float]]:
+    """Times a round of each method, then again of each, and so on.
+
+    A round is all that is done for it, at the server too: the broadcast, the clients, the
+    aggregation.
+
+    Args:
+      names: The methods.
+      size: How much work a client has.
+      clients: Clients in a round.
+      turns: How often.
+      runtime: The runtime that computes it.
+
+    Returns:
+      Method -> seconds of a round by the number of clients, one for each turn.
+    """
+    with harness.runners(runtime) as (runner,):
+        rounds = {name: _round(Subject(name, size), clients, runner) for name in names}
+        seconds = harness.in_turn(rounds, turns)
+    return {name: [value / clients for value in values] for name, values in seconds.items()}
+
+
+def _round(subject: Subject, clients: int, runner: harness.Runner):
+    process, memories = subject.process(), subject.memories()
+    state = runner.call(process.initialize)
+    work = collections.OrderedDict(state.client_work)
+    work["round_num"] = np.int32(subject.size.round_num)
+    state = attrs.evolve(state, client_work=work)
+    data = [subject.client_data(memories)] * clients
+
+    def one_round():
+        output = runner.call(process.next, state, data)
+        return [np.asarray(w) for w in output.state.global_model_weights.trainable]
+
+    return one_round

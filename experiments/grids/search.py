@@ -1,0 +1,132 @@
+"""Chooses a value, the learning rate for instance, on validation images by short runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from grids import cells as grid_cells
+from grids.pool import Failure, Pool
+from tff_fedlabel import command_line
+
+# Learning rates are scales: where the best is at the edge, the next ones by this factor are tried.
+_SCALES = ("lr", "server_lr")
+_FACTOR, _MOST_BEYOND = 2.0, 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Search:
+    """What is searched for.
+
+    Attributes:
+      name: The choice, a field of `training.RunConfig` or a parameter of methods.
+      values: Those to try.
+      rounds: Rounds of each trial.
+      extend: Whether to go on beyond the values while the best is at the edge.
+    """
+
+    name: str
+    values: tuple[Any, ...]
+    rounds: int
+    extend: bool = True
+
+
+def parse(text: str, rounds: int, extend: bool, read: Callable[[str, str], Any]) -> Search:
+    """A search from "lr=.05,.1,.2".
+
+    Args:
+      text: What was given.
+      rounds, extend: See `Search`.
+      read: (name, text) -> value, as the flag of that name reads it.
+
+    Raises:
+      UsageError: It is not of that form.
+    """
+    name, equals, values = text.partition("=")
+    if not equals or not name or not values:
+        raise command_line.UsageError(f"--search must be like lr=.05,.1,.2, got {text!r}")
+    tried = dict.fromkeys(read(name, value) for value in values.split(","))
+    return Search(name, tuple(tried), rounds, extend and name in _SCALES)
+
+
+def run(
+    search: Search,
+    pool: Pool,
+    cell_of: Callable[[Hashable, Any], grid_cells.Cell],
+    keys: Sequence[Hashable],
+    later: int,
+) -> tuple[dict[Hashable, Any], dict[Hashable, dict[Any, float]]]:
+    """Runs the trials.
+
+    Args:
+      search: What is searched for.
+      pool: What runs them.
+      cell_of: (key, value) -> the trial's cell.
+      keys: What a value is chosen for, each by itself.
+      later: Rounds that follow after the search.
+
+    Returns:
+      Key -> the value with the best validation accuracy, and key -> value -> that accuracy, the
+      mean over the last quarter of the trial's evaluations. A key of which a trial failed has no
+      best value; `pool.failures` says why.
+    """
+    trials: dict[Hashable, dict[Any, float]] = {key: {} for key in keys}
+    failed: set[Hashable] = set()
+    wanted = {key: list(search.values) for key in keys}
+    while any(wanted.values()):
+        cells = {(k, v): cell_of(k, v) for k, values in wanted.items() for v in values}
+        finished = pool.run(list(cells.values()), later)
+        for (key, value), cell in cells.items():
+            if cell.name in finished:
+                found = grid_cells.result(cell.directory(pool.root))["validation_accuracy"]
+                trials[key][value] = found
+            else:
+                failed.add(key)
+        open_keys = [key for key in keys if key not in failed]
+        wanted = {key: beyond(trials[key], search) for key in open_keys}
+    for key in failed:
+        pool.failures.append(Failure(str(key), "not run, for a trial of its search failed"))
+    return {key: best(trials[key]) for key in keys if key not in failed}, trials
+
+
+def best(trials: Mapping[Any, float]) -> Any:
+    """The value of the best accuracy; of equals, the first; a NaN is the worst."""
+    return max(trials, key=lambda value: -math.inf if math.isnan(trials[value]) else trials[value])
+
+
+def beyond(trials: Mapping[Any, float], search: Search) -> list[Any]:
+    """What to try next: nothing, or the value beyond the edge where the best is."""
+    if not search.extend:
+        return []
+    low, high = min(search.values), max(search.values)
+    chosen = best(trials)
+    following = []
+    if chosen == max(trials) and chosen < high * _FACTOR**_MOST_BEYOND:
+        following.append(chosen * _FACTOR)
+    if chosen == min(trials) and chosen > low / _FACTOR**_MOST_BEYOND:
+        following.append(chosen / _FACTOR)
+    return following
+
+
+def table(
+    search: Search,
+    chosen: Mapping[Hashable, Any],
+    trials: Mapping[Hashable, Mapping[Any, float]],
+    columns_of: Callable[[Hashable], Mapping[str, Any]],
+) -> pd.DataFrame:
+    """One row for each trial: the columns of its key, value, validation accuracy, chosen."""
+    rows = [
+        {
+            **columns_of(key),
+            search.name: value,
+            "validation_accuracy": accuracy,
+            "chosen": key in chosen and chosen[key] == value,
+        }
+        for key, values in trials.items()
+        for value, accuracy in sorted(values.items())
+    ]
+    return pd.DataFrame(rows)

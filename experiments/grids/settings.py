@@ -1,0 +1,190 @@
+"""The command line of a grid: what is the same in all its cells, and its axes."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from absl import flags
+
+from tff_fedlabel import _validation, algorithms, cli, command_line, tasks, training
+from tff_fedlabel.training import config
+
+FLAGS = flags.FLAGS
+# Flags of run_tff.py that a grid decides for each cell. Those of which it has lists stay.
+_DECIDED = ("algorithm", "output_dir", "resume", "task", "data_dir")
+# Those that are no choices of a run: every cell gets them as they were given.
+_NO_CHOICES = (
+    *("data_dir", "runtime", "workers", "max_concurrent_clients", "deterministic"),
+    *("require_gpu", "simulate_secure_aggregation", "checkpoint_every", "verbose"),
+)
+PASSED_ON = cli.__name__
+EPILOGUE = (
+    "A method's own parameter, such as --threshold, goes to the methods that have it. A list, such\n"
+    "as --alphas, replaces the single value, --alpha. Stopped by Ctrl-C or killed, the same\n"
+    "command continues; runs that are finished are not run again. docs/experiments.md has\n"
+    "examples. Exit codes: 0 done, 1 some runs failed, 2 wrong usage, 130 and 143 stopped.\n"
+)
+
+
+def define_flags(axes: Iterable[str] = ("seeds", "alphas", "labeled_fractions")) -> None:
+    """Defines the flags of grids and, to be passed on, those of run_tff.py."""
+    lists = {
+        "seeds": "seeds, 0,1,2; default: --seed, which is 0",
+        "alphas": "Dirichlet parameters of the partition, .1,1; default: the task's",
+        "labeled_fractions": "shares of labelled images, .05,.2; default: the task's",
+    }
+    for name in axes:
+        flags.DEFINE_list(name, None, lists[name])
+    flags.DEFINE_integer(
+        "jobs", 1, "runs at once, each a process on cores of its own; they divide the cores evenly"
+    )
+    flags.DEFINE_string("output_dir", None, "holds the run directories; required")
+    flags.DEFINE_string("results_dir", None, "where tables and figures go; default: --output_dir")
+    flags.DEFINE_string("name", None, "what their files are called; default: the task's name")
+    flags.DEFINE_string("task", "digits", f"{', '.join(tasks.TASKS)}; or your own images' path")
+    flags.DEFINE_string("data_dir", None, "where the data sets lie, or are downloaded to")
+    cli.define_flags(_DECIDED)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What is the same in all cells.
+
+    Attributes:
+      task: The task.
+      choices: Choices that were given, parameters of methods among them.
+      flags: Further flags for run_tff.py.
+      output_dir: The directory of the grid.
+      results_dir: Where tables and figures go.
+      name: What their files are called.
+      seeds: The seeds, at least one.
+    """
+
+    task: str
+    choices: dict[str, Any]
+    flags: list[str]
+    output_dir: pathlib.Path
+    results_dir: pathlib.Path
+    name: str
+    seeds: list[int]
+
+    def choices_for(self, algorithm: str) -> dict[str, Any]:
+        """The choices without the parameters of other methods."""
+        own = _fields(algorithm)
+        others = set().union(*map(_fields, algorithms.METHODS)) - own - _RUN_FIELDS
+        return {name: value for name, value in self.choices.items() if name not in others}
+
+    def check_used(self, names: Sequence[str]) -> None:
+        """Raises `UsageError` for a parameter that none of these methods has."""
+        used = _RUN_FIELDS.union(*map(_fields, names))
+        for name in self.choices:
+            if name not in used:
+                raise command_line.UsageError(
+                    f"--{name} is not a parameter of {' or '.join(names)}; leave it out"
+                )
+
+
+_RUN_FIELDS = {field.name for field in dataclasses.fields(training.RunConfig)}
+
+
+def _fields(algorithm: str) -> set[str]:
+    return {f.name for f in dataclasses.fields(algorithms.METHODS[algorithm].config_class)}
+
+
+def read() -> Settings:
+    """What the command line says.
+
+    Raises:
+      UsageError: A flag is missing or wrong.
+    """
+    from tff_fedlabel import runtime
+
+    if not FLAGS.output_dir:
+        raise command_line.UsageError("--output_dir is required: it holds the run directories")
+    name, _ = cli.given_runtime()
+    choices = cli.given_choices()
+    task = choices.pop("task", FLAGS.task)
+    with command_line.wrong_values_are_usage():
+        _validation.check_name("runtime", name, ("auto", *runtime.RUNTIMES))
+        _validation.check_int("checkpoint_every", FLAGS.checkpoint_every)
+        _validation.check_int("jobs", FLAGS.jobs)
+        made = training.make_config(task, **_of_runs(choices))
+    passed = [FLAGS[flag].serialize() for flag in _NO_CHOICES if FLAGS[flag].present]
+    output_dir = pathlib.Path(FLAGS.output_dir)
+    seeds = numbers("seeds", int) or [choices.get("seed", 0)]
+    choices.pop("seed", None)
+    return Settings(
+        task=made.task,
+        choices=choices,
+        flags=[flag for flag in passed if flag],
+        output_dir=output_dir,
+        results_dir=pathlib.Path(FLAGS.results_dir or output_dir),
+        name=FLAGS.name or pathlib.Path(made.task_name).stem,
+        seeds=seeds,
+    )
+
+
+def _of_runs(choices: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in choices.items() if name in _RUN_FIELDS}
+
+
+def numbers(flag: str, kind: Callable[[str], Any]) -> list[Any]:
+    """The values of a flag that is a list, each once; empty if it was not given.
+
+    Raises:
+      UsageError: One of them is no number.
+    """
+    found = []
+    for text in getattr(FLAGS, flag) or []:
+        try:
+            found.append(kind(text))
+        except ValueError:
+            wanted = "whole numbers" if kind is int else "numbers"
+            raise command_line.UsageError(
+                f"--{flag} must be {wanted} separated by commas, got {text!r}"
+            ) from None
+    return list(dict.fromkeys(found))
+
+
+def read_value(name: str, text: str) -> Any:
+    """A value of a choice from text, as its flag reads it.
+
+    Raises:
+      UsageError: There is no such choice, or the text is no value of it.
+    """
+    known = {**config.run_parameters(), **config.method_parameters()}
+    for taken in ("task", "algorithm", "source"):
+        known.pop(taken, None)
+    with command_line.wrong_values_are_usage():
+        _validation.check_name("choice", name, known)
+    parameter = known[name]
+    if parameter.kind is str:
+        return parameter.parse(text)
+    try:
+        if parameter.kind is bool:
+            return {"true": True, "false": False}[text.lower()]
+        return parameter.kind(text)
+    except (KeyError, ValueError):
+        raise command_line.UsageError(
+            f"{name} must be of the kind {parameter.kind.__name__}, got {text!r}"
+        ) from None
+
+
+def algorithm_names(flag: str = "algorithms") -> list[str]:
+    """The methods that a flag names, each once; all of them for "all".
+
+    Raises:
+      UsageError: There is no such method.
+    """
+    given = [name.strip() for name in getattr(FLAGS, flag)]
+    if given == ["all"]:
+        return list(algorithms.METHODS)
+    with command_line.wrong_values_are_usage():
+        for name in given:
+            _validation.check_name(flag, name, algorithms.METHODS)
+    if not given:
+        raise command_line.UsageError(f"--{flag} must name a method, or be left out")
+    return list(dict.fromkeys(given))
