@@ -25,7 +25,7 @@ def define_flags() -> None:
         "accounting",
         "one_pass",
         "what makes methods comparable. one_pass: each takes its own steps, supervised ones "
-        "(FedAvg) only tau labelled ones; equal_steps: these take tau + tau', as many as the others",
+        "(FedAvg) only tau labelled ones; equal_steps: these take tau + tau', like all others",
     )
     flags.DEFINE_bool(
         "include_all_labels",
@@ -52,37 +52,19 @@ def define_flags() -> None:
 
 
 def compare() -> int:
-    from grids import accounting, comparison, lock
-    from grids.pool import Pool, Stopped, describe
+    from grids import accounting, command
 
     from tff_fedlabel import _validation
 
     with command_line.wrong_values_are_usage():
         _validation.check_name("accounting", FLAGS.accounting, accounting.ACCOUNTINGS)
         _validation.check_name("search_columns", FLAGS.search_columns, ("each", "first"))
-    compared = _comparison(comparison, settings.read())
-    with command_line.wrong_values_are_usage():
-        compared.check()
-    output_dir = compared.settings.output_dir
-    with lock.locked(output_dir) as descriptor:
-        pool = Pool(output_dir, FLAGS.jobs, compared.settings.flags, descriptor)
-        try:
-            runs = compared.run(pool)
-        except Stopped as stopped:
-            print(f"compare.py: {stopped}", file=sys.stderr)
-            return 128 + stopped.signal_number
-        if len(runs):
-            files = compared.write(runs)
-            print(files[0].read_text())
-            print("\n".join(map(str, files)))
-    if pool.failures:
-        print("\n".join(describe(pool.failures)), file=sys.stderr)
-    return 1 if pool.failures else 0
+    return command.run(_comparison(settings.read()), FLAGS.jobs, "compare.py")
 
 
-def _comparison(comparison, common):
+def _comparison(common):
     """What the command line says."""
-    from grids import accounting, search, tables
+    from grids import accounting, comparison, search, tables
 
     from tff_fedlabel import _validation, training
 

@@ -78,7 +78,10 @@ def measure(names):
         if "passes" in FLAGS.measure:
             counted[name] = passes.count(name, FLAGS.round_num)
         if "bytes" in FLAGS.measure:
-            sent[name] = traffic.measure(subject.Subject(name, size))
+            one = subject.Subject(name, size)
+            memory = one.initial_memory()
+            helpers = subject.num_helpers(one.method, memory)
+            sent[name] = traffic.measure(one.process(), one.setup.model, memory, helpers)
     if "seconds" in FLAGS.measure:
         harness.say(f"seconds: {FLAGS.turns} turns")
         seconds = timing.seconds_per_client(names, size, FLAGS.clients, FLAGS.turns, FLAGS.runtime)

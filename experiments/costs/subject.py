@@ -79,14 +79,10 @@ class Subject:
         setup = self.setup
         return self.method(setup.model, setup.optimizer, setup.config, **tail)
 
-    def memory_bytes(self) -> int:
-        """The size of a client's memory, 0 without."""
-        memory = self._initial_memory()
-        return 0 if memory is None else sum(a.nbytes for a in tf.nest.flatten(memory))
-
-    def helpers(self) -> int:
-        """How many helpers a client gets where others have left their memories."""
-        return 0 if self.method.choose_helpers is None else len(self.memories().helpers(0, 0))
+    def initial_memory(self) -> Any:
+        """The memory of a client that has not taken part yet; None for a method without."""
+        setup = self.setup
+        return algorithms.initial_memory(self.method, setup.model, setup.optimizer, setup.config)
 
     def weights(self) -> tuple[np.ndarray, ...]:
         """The trainable weights that a client receives."""
@@ -109,6 +105,10 @@ class Subject:
         )
         return data if memories is None else memories.attach(data, 0, size.round_num)
 
+    def memories(self) -> client_memory.ClientMemory | None:
+        """The memory of clients, of which others have taken part; None for a method without."""
+        return _memories(self.method, self.initial_memory())
+
     def _batches(self, steps: int, labeled: bool) -> tf.data.Dataset:
         images = self._images(steps * self.size.batch_size, labeled)
         return tf.data.Dataset.from_tensor_slices(images).batch(self.size.batch_size)
@@ -121,17 +121,18 @@ class Subject:
             images["y"] = rng.integers(0, CLASSES, number).astype(np.int32)
         return images
 
-    def _initial_memory(self) -> Any:
-        setup = self.setup
-        return algorithms.initial_memory(self.method, setup.model, setup.optimizer, setup.config)
 
-    def memories(self) -> client_memory.ClientMemory | None:
-        """The memory of clients, of which others have taken part; None for a method without."""
-        initial = self._initial_memory()
-        if initial is None:
-            return None
-        memory = client_memory.ClientMemory(initial, self.method.choose_helpers, self.method.name)
-        stacked = tf.nest.map_structure(lambda a: np.stack([a] * _OTHERS), initial)
-        clients = np.arange(1, _OTHERS + 1, dtype=np.int32)
-        memory.update(collections.OrderedDict(client=clients, value=stacked))
-        return memory
+def num_helpers(method: algorithms.Method, initial_memory: Any) -> int:
+    """How many helpers a client gets where others have left their memories."""
+    memories = _memories(method, initial_memory)
+    return 0 if method.choose_helpers is None else len(memories.helpers(0, 0))
+
+
+def _memories(method, initial) -> client_memory.ClientMemory | None:
+    if initial is None:
+        return None
+    memories = client_memory.ClientMemory(initial, method.choose_helpers, method.name)
+    stacked = tf.nest.map_structure(lambda a: np.stack([a] * _OTHERS), initial)
+    clients = np.arange(1, _OTHERS + 1, dtype=np.int32)
+    memories.update(collections.OrderedDict(client=clients, value=stacked))
+    return memories

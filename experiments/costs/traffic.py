@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import tensorflow as tf
 import tensorflow_federated as tff
-
-from costs.subject import Subject
 
 
 class Traffic(NamedTuple):
@@ -31,20 +30,30 @@ class Traffic(NamedTuple):
         return (self.down + self.up) / self.model
 
 
-def measure(subject: Subject) -> Traffic:
-    """The bytes of a method, without those of TFF's and gRPC's wrapping."""
-    process = subject.process()
+def measure(
+    process: tff.learning.templates.LearningProcess,
+    model: tff.learning.models.FunctionalModel,
+    memory: Any = None,
+    helpers: int = 0,
+) -> Traffic:
+    """The bytes of a method, without those of TFF's and gRPC's wrapping.
+
+    Args:
+      process: Its process.
+      model: The model that the process trains.
+      memory: The initial memory of a client, a structure of arrays, if the method has memory.
+      helpers: The helpers of a client.
+    """
     form = tff.backends.mapreduce.get_map_reduce_form_for_computation(process.next)
     down = num_bytes(form.prepare.type_signature.result)
     up = num_bytes(form.work.type_signature.result)
-    memory, helpers = subject.memory_bytes(), subject.helpers()
-    if helpers:
-        down += helpers * memory
-    elif memory:
-        # With the client's number, an int32.
-        up -= memory + np.dtype(np.int32).itemsize
-    model = sum(np.asarray(w).nbytes for w in subject.setup.model.initial_weights[0])
-    return Traffic(down, up, model)
+    if memory is not None:
+        remembered = sum(np.asarray(array).nbytes for array in tf.nest.flatten(memory))
+        down += helpers * remembered
+        if not helpers:  # With the client's number, an int32.
+            up -= remembered + np.dtype(np.int32).itemsize
+    weights = sum(np.asarray(w).nbytes for w in model.initial_weights[0])
+    return Traffic(down, up, weights)
 
 
 def num_bytes(type_spec: tff.Type) -> int:
@@ -52,5 +61,5 @@ def num_bytes(type_spec: tff.Type) -> int:
     if isinstance(type_spec, tff.TensorType):
         return int(np.prod(type_spec.shape, dtype=np.int64)) * np.dtype(type_spec.dtype).itemsize
     if isinstance(type_spec, tff.StructType):
-        return sum(num_bytes(part) for _, part in type_spec.items())
+        return sum(num_bytes(part) for _, part in tff.structure.to_elements(type_spec))
     raise TypeError(f"no fixed size: {type_spec}")

@@ -83,10 +83,10 @@ class Cell:
     def flags(self) -> list[str]:
         """Its choices as run_tff.py takes them."""
         given = {"task": self.config.task, "algorithm": self.config.algorithm, **self.choices}
-        return [_flag(name, value) for name, value in given.items()]
+        return [flag(name, value) for name, value in given.items()]
 
 
-def _flag(name: str, value: Any) -> str:
+def flag(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return f"--{name}" if value else f"--no{name}"
     return f"--{name}={value}"

@@ -89,12 +89,8 @@ class Comparison:
             for value in self.search.values:
                 self._trial((row, column), value).is_finished(self.settings.output_dir)
 
-    def run(self, pool: Pool) -> pd.DataFrame:
-        """Searches and runs what is missing.
-
-        Returns:
-          One row for each finished run, see `table`.
-        """
+    def run(self, pool: Pool) -> list[pathlib.Path]:
+        """Searches, runs what is missing, and writes what there is to say; returns the files."""
         values = {}
         if self.search is not None:
             cells_after = self.final_cells().values()
@@ -104,7 +100,8 @@ class Comparison:
             tables.write_csv(self._path("search.csv"), found)
         final = self.final_cells(values)
         finished = pool.run(list(final.values()))
-        return self.table({key: c for key, c in final.items() if c.name in finished})
+        runs = self.table({key: c for key, c in final.items() if c.name in finished})
+        return self.write(runs) if len(runs) else []
 
     def table(self, finished: dict[tuple, cells.Cell]) -> pd.DataFrame:
         """One row for each run: what it is in the table, its choices, and its result."""
@@ -137,7 +134,7 @@ class Comparison:
         """Writes the table (CSV, Markdown), the runs and the curves (CSV, PNG); returns the files.
 
         Args:
-          runs: What `run` returned; not empty.
+          runs: What `table` returned; not empty.
         """
         summary = tables.summarize(runs)
         tables.write_csv(self._path("runs.csv"), runs)

@@ -64,11 +64,11 @@ def curves(
         axis.xaxis.get_major_locator().set_params(integer=True)
         axis.grid(alpha=0.3)
     axes[0].set_ylabel(ylabel)
-    _legend(picture, axes)
+    legend(picture, axes)
     pictures.save(picture, path)
 
 
-def _legend(picture, axes) -> None:
+def legend(picture, axes) -> None:
     """One legend for all panels, below them."""
     found = {}
     for axis in axes:
@@ -156,5 +156,5 @@ def over_values(
     axis.set(xlabel=xlabel, ylabel=ylabel)
     axis.grid(axis="y", alpha=0.3)
     if len(lines) > 1:
-        _legend(picture, [axis])
+        legend(picture, [axis])
     pictures.save(picture, path)

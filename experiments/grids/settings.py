@@ -22,15 +22,22 @@ _NO_CHOICES = (
 )
 PASSED_ON = cli.__name__
 EPILOGUE = (
-    "A method's own parameter, such as --threshold, goes to the methods that have it. A list, such\n"
-    "as --alphas, replaces the single value, --alpha. Stopped by Ctrl-C or killed, the same\n"
+    "A method's own parameter, such as --threshold, goes to the methods that have it. A list,\n"
+    "such as --alphas, replaces the single value, --alpha. Stopped by Ctrl-C or killed, the same\n"
     "command continues; runs that are finished are not run again. docs/experiments.md has\n"
     "examples. Exit codes: 0 done, 1 some runs failed, 2 wrong usage, 130 and 143 stopped.\n"
 )
 
 
-def define_flags(axes: Iterable[str] = ("seeds", "alphas", "labeled_fractions")) -> None:
-    """Defines the flags of grids and, to be passed on, those of run_tff.py."""
+def define_flags(
+    axes: Iterable[str] = ("seeds", "alphas", "labeled_fractions"), files: bool = True
+) -> None:
+    """Defines the flags of grids and, to be passed on, those of run_tff.py.
+
+    Args:
+      axes: The choices of which there are lists.
+      files: Whether tables and figures can be sent elsewhere, and named.
+    """
     lists = {
         "seeds": "seeds, 0,1,2; default: --seed, which is 0",
         "alphas": "Dirichlet parameters of the partition, .1,1; default: the task's",
@@ -42,8 +49,10 @@ def define_flags(axes: Iterable[str] = ("seeds", "alphas", "labeled_fractions"))
         "jobs", 1, "runs at once, each a process on cores of its own; they divide the cores evenly"
     )
     flags.DEFINE_string("output_dir", None, "holds the run directories; required")
-    flags.DEFINE_string("results_dir", None, "where tables and figures go; default: --output_dir")
-    flags.DEFINE_string("name", None, "what their files are called; default: the task's name")
+    if files:
+        text = "where tables and figures go; default: --output_dir"
+        flags.DEFINE_string("results_dir", None, text)
+        flags.DEFINE_string("name", None, "what their files are called; default: the task's name")
     flags.DEFINE_string("task", "digits", f"{', '.join(tasks.TASKS)}; or your own images' path")
     flags.DEFINE_string("data_dir", None, "where the data sets lie, or are downloaded to")
     cli.define_flags(_DECIDED)
@@ -121,10 +130,14 @@ def read() -> Settings:
         choices=choices,
         flags=[flag for flag in passed if flag],
         output_dir=output_dir,
-        results_dir=pathlib.Path(FLAGS.results_dir or output_dir),
-        name=FLAGS.name or pathlib.Path(made.task_name).stem,
+        results_dir=pathlib.Path(_given("results_dir") or output_dir),
+        name=_given("name") or pathlib.Path(made.task_name).stem,
         seeds=seeds,
     )
+
+
+def _given(flag: str) -> Any:
+    return FLAGS[flag].value if flag in FLAGS else None
 
 
 def _of_runs(choices: dict[str, Any]) -> dict[str, Any]:

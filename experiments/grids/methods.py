@@ -1,0 +1,127 @@
+"""The table of all methods: one run of each and seed, what it gave, and what the method needs."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import deployment_table
+import numpy as np
+from costs import subject, traffic
+
+from grids import accounting, cells, tables
+from grids.pool import Pool
+from grids.settings import FLAGS, Settings
+from tff_fedlabel import algorithms, runtime, training
+
+_LABELS = {
+    "every_client": "some of each client's images",
+    "some_clients": "all images of some clients",
+    "server": "images at the server",
+}
+_HEADER = ("method", "test accuracy, %", "s a round", "KB down", "KB up", "labels", "runtimes")
+
+
+@dataclasses.dataclass(frozen=True)
+class Methods:
+    """The methods of a table.
+
+    Attributes:
+      settings: What is the same in all runs.
+      names: The methods, in order.
+      output: The Markdown file.
+    """
+
+    settings: Settings
+    names: Sequence[str]
+    output: pathlib.Path
+
+    def cell(self, name: str, seed: int) -> cells.Cell:
+        """A method's run, with the task's and its own defaults."""
+        shared = self.settings.choices_for(name)
+        return cells.make_cell(self.settings.task, name, shared, {"seed": seed})
+
+    def cells(self) -> dict[tuple[str, int], cells.Cell]:
+        """(method, seed) -> its run."""
+        seeds = self.settings.seeds
+        return {(name, seed): self.cell(name, seed) for name in self.names for seed in seeds}
+
+    def check(self) -> None:
+        """Raises `ValueError` where the choices of a run are wrong, before anything runs."""
+        for cell in self.cells().values():
+            cell.is_finished(self.settings.output_dir)
+
+    def run(self, pool: Pool) -> list[pathlib.Path]:
+        """Runs what is missing and writes the table."""
+        finished = pool.run(list(self.cells().values()))
+        results = {
+            key: cells.result(cell.directory(self.settings.output_dir))
+            for key, cell in self.cells().items()
+            if cell.name in finished
+        }
+        tables.write_text(self.output, self.text(results))
+        return [self.output]
+
+    def text(self, results: Mapping[tuple[str, int], Mapping[str, Any]]) -> str:
+        """The whole file.
+
+        Args:
+          results: (method, seed) -> `cells.result`; those that failed are left out.
+        """
+        sent = {name: self._traffic(name) for name in self.names}
+        lines = [_HEADER, ["---"] * len(_HEADER)]
+        lines += [self._row(name, results, sent[name]) for name in self.names]
+        table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        seeds = self.settings.seeds
+        model = next(iter(sent.values())).model
+        return f"""# The methods
+
+    {self._command()}
+
+made it, on `{self.settings.task}` with the task's and each method's defaults, {len(seeds)}
+seed{"s" if len(seeds) > 1 else ""}. Accuracy is the mean of the last quarter of a run's
+evaluations. KB are those of one client in a round, the model alone being {model / 1000:.0f}.
+labels: which images have one.
+
+{table}
+"""
+
+    def _row(self, name, results, sent: traffic.Traffic) -> list[str]:
+        own = [results[name, seed] for seed in self.settings.seeds if (name, seed) in results]
+        accuracy = seconds = "failed"
+        if own:
+            values = [100 * result["test_accuracy"] for result in own]
+            accuracy = f"{np.mean(values):.1f}"
+            if len(values) > 1:
+                accuracy += f" ± {np.std(values, ddof=1):.1f}"
+            seconds = f"{np.median([result['seconds_per_round'] for result in own]):.2f}"
+        where = accounting.labels_at(name)
+        kilobytes = (f"{number / 1000:.0f}" for number in (sent.down, sent.up))
+        labels = _LABELS.get(where, where)
+        return [f"`{name}`", accuracy, seconds, *kilobytes, labels, ", ".join(_runtimes(name))]
+
+    def _traffic(self, name) -> traffic.Traffic:
+        """The bytes of a method, with the model and the data of the task."""
+        config = self.cell(name, self.settings.seeds[0]).config
+        experiment = training.build(config, FLAGS.data_dir)
+        helpers = subject.num_helpers(experiment.method, experiment.initial_memory)
+        return traffic.measure(
+            experiment.process, experiment.model, experiment.initial_memory, helpers
+        )
+
+    def _command(self) -> str:
+        parts = ["python", "experiments/methods_table.py", "--output_dir=runs/methods"]
+        if list(self.names) != list(algorithms.METHODS):
+            parts.append(f"--algorithms={','.join(self.names)}")
+        parts.append(f"--seeds={','.join(map(str, self.settings.seeds))}")
+        parts += [cells.flag(name, value) for name, value in self.settings.choices.items()]
+        return shlex.join(parts)
+
+
+def _runtimes(name: str) -> list[str]:
+    """The runtimes that compile the method's process."""
+    found = deployment_table.forms(algorithms.METHODS[name])
+    return [f"`{known}`" for known in runtime.RUNTIMES if found[f"`{known}`"]]
