@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 from collections.abc import Sequence
 
-import attrs
 import numpy as np
 from benchmarks import harness
 
@@ -41,7 +40,7 @@ def _round(subject: Subject, clients: int, runner: harness.Runner):
     state = runner.call(process.initialize)
     work = collections.OrderedDict(state.client_work)
     work["round_num"] = np.int32(subject.size.round_num)
-    state = attrs.evolve(state, client_work=work)
+    state = state._replace(client_work=work)
     data = [subject.client_data(memories)] * clients
 
     def one_round():
