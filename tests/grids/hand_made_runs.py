@@ -22,7 +22,7 @@ def write_run(path, config, test_accuracy, *, validation_accuracy=None, finished
       **columns: Further columns of metrics.csv.
     """
     path = pathlib.Path(path)
-    path.mkdir(parents=True)
+    path.mkdir(parents=True, exist_ok=True)
     if validation_accuracy is None:
         validation_accuracy = [None if a is None else a - 0.1 for a in test_accuracy]
     (path / "config.json").write_text(
