@@ -18,6 +18,10 @@ from tff_fedlabel import command_line
 
 FLAGS = flags.FLAGS
 _PARTS = ("passes", "bytes", "seconds")
+_SAID = (
+    *("algorithms", "measure", "clients", "tau", "batch_size", "width", "turns", "round_num"),
+    "runtime",
+)
 
 
 def define_flags() -> None:
@@ -104,9 +108,8 @@ unlabelled steps of {FLAGS.batch_size} images, {FLAGS.clients} clients a round, 
 
 def _command() -> str:
     """What was typed, without folders of this machine."""
-    given = [flag for flag in FLAGS.flags_by_module_dict()[sys.argv[0]] if flag.present]
-    parts = [flag.serialize() for flag in given if flag.name not in ("output_dir", "verbose")]
-    return shlex.join(["python", "experiments/cost.py", *filter(None, parts)])
+    parts = [FLAGS[name].serialize() for name in _SAID if FLAGS[name].present]
+    return shlex.join(["python", "experiments/cost.py", *parts])
 
 
 def _legend() -> str:

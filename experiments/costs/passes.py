@@ -82,8 +82,9 @@ def count(name: str, round_num: int) -> Passes:
 
 def _executed(subject: Subject) -> Count:
     metadata = tf.compat.v1.RunMetadata()
+    weights, memories = subject.weights(), subject.memories()  # Arrays, made outside of the graph.
     with tf.Graph().as_default() as graph, tf.device("/CPU:0"):
-        fetches = tf.nest.flatten(_client_work(subject))
+        fetches = tf.nest.flatten(_client_work(subject, weights, memories))
         config = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
         # What is the same twice must not be computed once.
         config.graph_options.rewrite_options.disable_meta_optimizer = True
@@ -101,12 +102,10 @@ def _executed(subject: Subject) -> Count:
     return Count(forward, backward, images / _BATCH)
 
 
-def _client_work(subject: Subject) -> Any:
+def _client_work(subject: Subject, weights, memories) -> Any:
     """What a client sends, as tensors of the current graph."""
     method, setup = subject.method, subject.setup
-    weights = subject.weights()
     specs = tuple(tf.TensorSpec(w.shape, w.dtype) for w in weights)
-    memories = subject.memories()
 
     @tf.function
     def work():

@@ -9,7 +9,8 @@ from scripts import run_script
 
 
 def accuracy_of(config):
-    seed = int(1000 * config.algorithm_config().threshold) + config.tau + config.seed
+    threshold = getattr(config.algorithm_config(), "threshold", 0.0)
+    seed = int(1000 * threshold) + config.tau + config.seed
     return round(0.3 + 0.5 * np.random.default_rng(seed).random(), 4)
 
 

@@ -41,11 +41,18 @@ def runs(tmp_path):
 def drawn(monkeypatch):
     """The figures that were saved."""
     found = []
-    save = pictures.save
-    monkeypatch.setattr(
-        pictures, "save", lambda picture, path: found.append(picture) or save(picture, path)
-    )
+    write = pictures.save
+
+    def save(picture, path):
+        found.append(picture)
+        write(picture, path)
+
+    monkeypatch.setattr(pictures, "save", save)
     return found
+
+
+def accuracies(run_dir):
+    return training.StoredRun(run_dir).metrics["test_accuracy"]
 
 
 def test_everything_is_drawn(runs, tmp_path, drawn):
