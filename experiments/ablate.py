@@ -23,16 +23,20 @@ _NAMES = (
 )
 
 
-def define_flags() -> None:
-    flags.DEFINE_list("algorithms", "fedlabel", "methods, one line each; all: every one there is")
+def define_flags() -> list[str]:
+    under = {"module_name": settings.HEADING}
+    flags.DEFINE_list(
+        "algorithms", "fedlabel", "methods, one line each; all: every one there is", **under
+    )
     flags.DEFINE_multi_string(
         "vary",
         None,
         f"what is varied, may be given several times: {_NAMES}; or any flag of run_tff.py with "
         "values, tau=5,10; or two, the second one making the lines of the figure, "
         "threshold=.1,.9/strong_augment=single,none. Default: all that are named here",
+        **under,
     )
-    settings.define_flags(axes=("seeds",))
+    return settings.define_flags(axes=("seeds",))
 
 
 def ablate() -> int:
@@ -60,8 +64,4 @@ def _ablations(common):
 
 
 if __name__ == "__main__":
-    sys.exit(
-        command_line.run_command(
-            sys.argv, define_flags, ablate, settings.EPILOGUE, passed_on=settings.PASSED_ON
-        )
-    )
+    sys.exit(command_line.run_command(sys.argv, define_flags, ablate, settings.EPILOGUE))

@@ -19,36 +19,46 @@ from tff_fedlabel import command_line
 FLAGS = flags.FLAGS
 
 
-def define_flags() -> None:
-    flags.DEFINE_list("algorithms", "all", "methods, fedlabel,fedavg; all: every one there is")
+def define_flags() -> list[str]:
+    under = {"module_name": settings.HEADING}
+    flags.DEFINE_list(
+        "algorithms", "all", "methods, fedlabel,fedavg; all: every one there is", **under
+    )
     flags.DEFINE_string(
         "accounting",
         "one_pass",
         "what makes methods comparable. one_pass: each takes its own steps, supervised ones "
         "(FedAvg) only tau labelled ones; equal_steps: these take tau + tau', like all others",
+        **under,
     )
     flags.DEFINE_bool(
         "include_all_labels",
         False,
         "also the supervised methods with all labels and tau + tau' steps: the upper bound (fedavg "
         "if --algorithms has none of them)",
+        **under,
     )
     flags.DEFINE_string(
         "search",
         None,
         "choose a value for each row on validation images: lr=.05,.1,.2, or another flag of "
         "run_tff.py; test images are not looked at",
+        **under,
     )
-    flags.DEFINE_integer("search_rounds", 60, "rounds of each trial of the search")
+    flags.DEFINE_integer("search_rounds", 60, "rounds of each trial of the search", **under)
     flags.DEFINE_bool(
-        "search_extend", True, "learning rates beyond those given while the best is at the edge"
+        "search_extend",
+        True,
+        "learning rates beyond those given while the best is at the edge",
+        **under,
     )
     flags.DEFINE_string(
         "search_columns",
         "each",
         "each: search at every alpha and labelled fraction; first: at the first, for all",
+        **under,
     )
-    settings.define_flags()
+    return settings.define_flags()
 
 
 def compare() -> int:
@@ -99,8 +109,4 @@ def _comparison(common):
 
 
 if __name__ == "__main__":
-    sys.exit(
-        command_line.run_command(
-            sys.argv, define_flags, compare, settings.EPILOGUE, passed_on=settings.PASSED_ON
-        )
-    )
+    sys.exit(command_line.run_command(sys.argv, define_flags, compare, settings.EPILOGUE))

@@ -37,7 +37,6 @@ def define_flags() -> None:
     )
     flags.DEFINE_string("runtime", "device", "seconds: device or local")
     flags.DEFINE_string("output_dir", "runs/cost", "where cost.csv and cost.md go")
-    flags.DEFINE_bool("verbose", False, "show TensorFlow's log and the traceback of a failure")
 
 
 def cost() -> int:

@@ -18,12 +18,15 @@ FLAGS = flags.FLAGS
 _OUTPUT = pathlib.Path(__file__).parent / "results" / "methods.md"
 
 
-def define_flags() -> None:
-    flags.DEFINE_list("algorithms", "all", "methods, fedlabel,fedavg; all: every one there is")
-    flags.DEFINE_string(
-        "output", None, "the Markdown file; default: experiments/results/methods.md"
+def define_flags() -> list[str]:
+    under = {"module_name": settings.HEADING}
+    flags.DEFINE_list(
+        "algorithms", "all", "methods, fedlabel,fedavg; all: every one there is", **under
     )
-    settings.define_flags(axes=("seeds",), files=False)
+    flags.DEFINE_string(
+        "output", None, "the Markdown file; default: experiments/results/methods.md", **under
+    )
+    return settings.define_flags(axes=("seeds",), files=False)
 
 
 def write() -> int:
@@ -36,8 +39,4 @@ def write() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(
-        command_line.run_command(
-            sys.argv, define_flags, write, settings.EPILOGUE, passed_on=settings.PASSED_ON
-        )
-    )
+    sys.exit(command_line.run_command(sys.argv, define_flags, write, settings.EPILOGUE))

@@ -28,7 +28,6 @@ def define_flags() -> None:
     text = "; ".join(f"{name}: {what}" for name, what in _KINDS.items())
     flags.DEFINE_list("draw", None, f"what is drawn. {text}. Default: all that the runs have")
     flags.DEFINE_string("output_dir", "plots", "where the PNG files go")
-    flags.DEFINE_bool("verbose", False, "show TensorFlow's log and the traceback of a failure")
 
 
 def draw(*run_dirs: str) -> int:

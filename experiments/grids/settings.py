@@ -9,53 +9,59 @@ from typing import Any
 
 from absl import flags
 
-from tff_fedlabel import _validation, algorithms, cli, command_line, tasks, training
+from tff_fedlabel import _validation, algorithms, cli, command_line, training
 from tff_fedlabel.training import config
 
 FLAGS = flags.FLAGS
 # Flags of run_tff.py that a grid decides for each cell. Those of which it has lists stay.
-_DECIDED = ("algorithm", "output_dir", "resume", "task", "data_dir")
+_DECIDED = ("algorithm", "output_dir", "resume")
+HEADING, _RUNS = "what is run", "how it is run"
 # Those that are no choices of a run: every cell gets them as they were given.
 _NO_CHOICES = (
     *("data_dir", "runtime", "workers", "max_concurrent_clients", "deterministic"),
     *("require_gpu", "simulate_secure_aggregation", "checkpoint_every", "verbose"),
 )
-PASSED_ON = cli.__name__
-EPILOGUE = (
-    "A method's own parameter, such as --threshold, goes to the methods that have it. A list,\n"
-    "such as --alphas, replaces the single value, --alpha. Stopped by Ctrl-C or killed, the same\n"
-    "command continues; runs that are finished are not run again. docs/experiments.md has\n"
-    "examples. Exit codes: 0 done, 1 some runs failed, 2 wrong usage, 130 and 143 stopped.\n"
-)
+EPILOGUE = """\
+The flags from task and data on go to every run, as in run_tff.py; a method's own parameter, such
+as --threshold, to the methods that have it. A list, such as --alphas, replaces the single value.
+Stopped by Ctrl-C or killed, the same command continues; runs that are finished are not run again.
+Exit codes: 0 done, 1 some runs failed, 2 wrong usage, 130 and 143 stopped. docs/experiments.md has
+examples.
+"""
 
 
 def define_flags(
     axes: Iterable[str] = ("seeds", "alphas", "labeled_fractions"), files: bool = True
-) -> None:
+) -> list[str]:
     """Defines the flags of grids and, to be passed on, those of run_tff.py.
 
     Args:
       axes: The choices of which there are lists.
       files: Whether tables and figures can be sent elsewhere, and named.
+
+    Returns:
+      The headings of the help; a script's own flags stand under `HEADING`.
     """
+    headings = cli.define_flags()
+    for name in _DECIDED:
+        delattr(FLAGS, name)
     lists = {
         "seeds": "seeds, 0,1,2; default: --seed, which is 0",
         "alphas": "Dirichlet parameters of the partition, .1,1; default: the task's",
         "labeled_fractions": "shares of labelled images, .05,.2; default: the task's",
     }
     for name in axes:
-        flags.DEFINE_list(name, None, lists[name])
-    flags.DEFINE_integer(
-        "jobs", 1, "runs at once, each a process on cores of its own; they divide the cores evenly"
-    )
-    flags.DEFINE_string("output_dir", None, "holds the run directories; required")
+        flags.DEFINE_list(name, None, lists[name], module_name=HEADING)
+    under = {"module_name": _RUNS}
+    text = "runs at once, each a process on cores of its own; they divide the cores evenly"
+    flags.DEFINE_integer("jobs", 1, text, **under)
+    flags.DEFINE_string("output_dir", None, "holds the run directories; required", **under)
     if files:
         text = "where tables and figures go; default: --output_dir"
-        flags.DEFINE_string("results_dir", None, text)
-        flags.DEFINE_string("name", None, "what their files are called; default: the task's name")
-    flags.DEFINE_string("task", "digits", f"{', '.join(tasks.TASKS)}; or your own images' path")
-    flags.DEFINE_string("data_dir", None, "where the data sets lie, or are downloaded to")
-    cli.define_flags(_DECIDED)
+        flags.DEFINE_string("results_dir", None, text, **under)
+        text = "what their files are called; default: the task's name"
+        flags.DEFINE_string("name", None, text, **under)
+    return [HEADING, _RUNS, *headings]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,7 +174,8 @@ def read_value(name: str, text: str) -> Any:
     Raises:
       UsageError: There is no such choice, or the text is no value of it.
     """
-    known = {**config.run_parameters(), **config.method_parameters()}
+    of_methods = {name: parameter for name, (parameter, _) in config.method_parameters().items()}
+    known = {**config.run_parameters(), **of_methods}
     for taken in ("task", "algorithm", "source"):
         known.pop(taken, None)
     with command_line.wrong_values_are_usage():

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from grids import accounting
-from tff_fedlabel.training.replacing import replacing
+from tff_fedlabel._replacing import replacing
 
 # The groups of the paper's tables, in its order, and one for methods that it keeps out of them.
 FULLY_LABELED = "Supervised, fully labelled"

@@ -249,7 +249,7 @@ def test_parameters_go_to_the_methods_that_have_them(tmp_path, fake_pool):
     assert thresholds == {"fedavg": None, "fedlabel": 0.7}
 
 
-def test_the_help_names_what_is_passed_on():
+def test_the_help_has_its_own_flags_first_and_then_those_of_a_run():
     from grids import settings
     from scripts import run_main
 
@@ -257,18 +257,15 @@ def test_the_help_names_what_is_passed_on():
 
     def main(argv):
         return command_line.run_command(
-            argv,
-            compare.define_flags,
-            compare.compare,
-            settings.EPILOGUE,
-            passed_on=settings.PASSED_ON,
+            argv, compare.define_flags, compare.compare, settings.EPILOGUE
         )
 
     code, out, _ = run_main(main, compare.__file__, "--help")
     assert code == 0
-    own, passed_on = out.split("Passed on to every run")
-    for flag in ("--algorithms", "--accounting", "--jobs", "--task", "--output_dir"):
+    own, passed_on = out.split("\ntask and data:\n")
+    for flag in ("--algorithms", "--accounting", "--seeds", "--jobs", "--output_dir"):
         assert f"\n  {flag} " in own
     for flag in ("--rounds", "--num_clients", "--threshold", "--runtime"):
-        assert f" {flag} " in " ".join(passed_on.split()) + " "
-    assert "same\ncommand continues" in passed_on
+        assert f"\n  {flag} " in passed_on
+    assert "--resume" not in out and "--algorithm " not in out
+    assert "the same command continues" in passed_on
