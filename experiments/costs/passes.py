@@ -18,7 +18,7 @@ from costs.subject import WIDTH, Size, Subject
 from tff_fedlabel import algorithms
 
 _SHAPE, _BATCH = (8, 8, 1), 4
-_FORWARD = re.compile(r"^_?\w*(?<!Depthwise)Conv2D$")
+_FORWARD = re.compile(r"Conv2D$")
 _BACKWARD = re.compile(r"Conv2DBackpropFilter")
 
 

@@ -29,15 +29,17 @@ class Cell:
       config: All its choices.
       choices: Those that differ from the task's, as `training.make_config` and the flags of
         run_tff.py take them.
+      folder: Where in the grid's directory it lies: results in runs, trials of a search in trials.
     """
 
     name: str
     config: training.RunConfig = dataclasses.field(compare=False)
     choices: Mapping[str, Any] = dataclasses.field(compare=False)
+    folder: str = "runs"
 
     def directory(self, root: str | os.PathLike) -> pathlib.Path:
         """The run directory."""
-        return pathlib.Path(root) / "runs" / self.name
+        return pathlib.Path(root) / self.folder / self.name
 
     def log(self, root: str | os.PathLike) -> pathlib.Path:
         """What the run wrote to the screen."""

@@ -39,7 +39,8 @@ def run(grid: Grid, jobs: int, program: str) -> int:
     for path in files:
         if path.suffix == ".md":
             print(path.read_text())
-    print("\n".join(map(str, files)))
+    for path in files:
+        print(path)
     if pool.failures:
         print("\n".join(describe(pool.failures)), file=sys.stderr)
     return 1 if pool.failures else 0

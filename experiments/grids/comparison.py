@@ -95,7 +95,9 @@ class Comparison:
         if self.search is not None:
             cells_after = self.final_cells().values()
             later = sum(cell.config.rounds for cell in cells.by_name(list(cells_after)))
-            values, trials = search.run(self.search, pool, self._trial, self._keys(), later)
+            values, trials = search.run(
+                self.search, pool, self._trial, self._keys(), later, self._key_name
+            )
             found = search.table(self.search, values, trials, self._columns_of)
             tables.write_csv(self._path("search.csv"), found)
         final = self.final_cells(values)
@@ -206,11 +208,15 @@ class Comparison:
     def _trial(self, key: tuple, value: Any) -> cells.Cell:
         row, column = key
         more = {"rounds": self.search.rounds, self.search.name: value}
-        return self.cell(row, column, self.settings.seeds[0], **more)
+        trial = self.cell(row, column, self.settings.seeds[0], **more)
+        return dataclasses.replace(trial, folder="trials")
 
     def _columns_of(self, key: tuple) -> dict[str, Any]:
         row, (fraction, alpha) = key
         return {"row": row.label, "labeled_fraction": fraction, "alpha": alpha}
+
+    def _key_name(self, key: tuple) -> str:
+        return ", ".join(f"{name} {value}" for name, value in self._columns_of(key).items())
 
     def _value(self, cell: cells.Cell) -> Any:
         return cell.choices.get(self.search.name)

@@ -35,9 +35,7 @@ def find_runs(paths: Iterable[str | os.PathLike]) -> list[training.StoredRun]:
     for path in map(pathlib.Path, paths):
         inner = sorted(path.glob("runs/*/config.json"))
         if inner and not (path / "config.json").exists():
-            # Trials of a search have rounds of their own, and are no results.
-            runs = [training.StoredRun(file.parent) for file in inner]
-            found += [run for run in runs if "-rounds_" not in run.path.name]
+            found += [training.StoredRun(file.parent) for file in inner]
         else:
             found.append(training.StoredRun(path))
     return found

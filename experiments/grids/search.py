@@ -59,6 +59,7 @@ def run(
     cell_of: Callable[[Hashable, Any], grid_cells.Cell],
     keys: Sequence[Hashable],
     later: int,
+    name_of: Callable[[Hashable], str] = str,
 ) -> tuple[dict[Hashable, Any], dict[Hashable, dict[Any, float]]]:
     """Runs the trials.
 
@@ -68,6 +69,7 @@ def run(
       cell_of: (key, value) -> the trial's cell.
       keys: What a value is chosen for, each by itself.
       later: Rounds that follow after the search.
+      name_of: What a key is called where its search fails.
 
     Returns:
       Key -> the value with the best validation accuracy, and key -> value -> that accuracy, the
@@ -89,7 +91,7 @@ def run(
         open_keys = [key for key in keys if key not in failed]
         wanted = {key: beyond(trials[key], search) for key in open_keys}
     for key in failed:
-        pool.failures.append(Failure(str(key), "not run, for a trial of its search failed"))
+        pool.failures.append(Failure(name_of(key), "not run, for a trial of its search failed"))
     return {key: best(trials[key]) for key in keys if key not in failed}, trials
 
 

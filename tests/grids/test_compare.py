@@ -161,6 +161,22 @@ def test_the_searched_value_is_that_of_the_best_validation_accuracy(tmp_path, fa
     # .2 is at the edge for FedLabel, so .4 was tried.
     assert sorted(found[found["row"] == "fedlabel"]["lr"]) == [0.05, 0.1, 0.2, 0.4]
     assert "by a search on validation images" in out
+    assert len(list(tmp_path.glob("trials/*"))) == 3 + 4 and len(list(tmp_path.glob("runs/*"))) == 4
+
+
+def test_a_row_whose_search_failed_is_not_run(tmp_path, fake_pool):
+    fake_pool.accuracies = staticmethod(
+        lambda cell: None if cell.config.lr == 0.2 else [0.5] * cell.config.rounds
+    )
+    code, out, err = run_script(
+        *(compare, compare.compare, "--algorithms", "fedavg", "--search", "lr=.1,.2"),
+        *("--search_rounds", "2", "--rounds", "4", "--output_dir", tmp_path),
+    )
+    assert code == 1 and not out
+    assert err.splitlines()[-1] == (
+        "  row fedavg, labeled_fraction 0.2, alpha 1.0: not run, for a trial of its search failed"
+    )
+    assert not list(tmp_path.glob("runs/*"))
 
 
 @pytest.mark.parametrize(
