@@ -1,9 +1,10 @@
 """Forward and backward passes of a client, counted as operations that its graph executed.
 
 The graph of a method's client work is run with TensorFlow's trace, which lists every operation that
-was executed, those in loops as often as they ran. The convolution of the model's first layer stands
-for the whole model: its execution is a forward pass, that of its gradient a backward pass. What
-steps take is the difference between two numbers of steps, so the method may be any.
+was executed, those in loops as often as they ran. The product in the model's last layer, whose
+shape no other has, stands for the whole model: its execution is a forward pass, that of the
+gradient of its weights a backward pass. (The first layers will not do: some methods freeze them.)
+What steps take is the difference between two numbers of steps, so the method may be any.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ import re
 from typing import Any, NamedTuple
 
 import tensorflow as tf
+from benchmarks import harness
 
-from costs.subject import WIDTH, Size, Subject
+from costs.subject import CLASSES, Size, Subject
 from tff_fedlabel import algorithms
 
 _SHAPE, _BATCH = (8, 8, 1), 4
-_FORWARD = re.compile(r"Conv2D$")
-_BACKWARD = re.compile(r"Conv2DBackpropFilter")
+# Also as TensorFlow fuses it or leaves it to another library; but none of batches of matrices.
+_PRODUCT = re.compile(r"^(?!.*Batch).*MatMul$")
 
 
 class Count(NamedTuple):
@@ -71,53 +73,59 @@ def count(name: str, round_num: int) -> Passes:
       name: The method.
       round_num: The round; see `subject.Size`.
     """
-    executed = {
-        steps: _executed(Subject(name, Size(_BATCH, *steps, shape=_SHAPE, round_num=round_num)))
-        for steps in ((1, 1), (2, 1), (2, 2))
-    }
+    executed = {}
+    with harness.runners("device") as (runner,):
+        for steps in ((1, 1), (2, 1), (2, 2)):
+            size = Size(_BATCH, *steps, shape=_SHAPE, round_num=round_num)
+            executed[steps] = _executed(Subject(name, size), runner)
     one, more_labeled, two = executed.values()
     step = two.minus(one)
     return Passes(step, more_labeled.minus(one), one.minus(step))
 
 
-def _executed(subject: Subject) -> Count:
+def _executed(subject: Subject, runner: harness.Runner) -> Count:
+    _, state, memories = subject.before(runner)
     metadata = tf.compat.v1.RunMetadata()
-    weights, memories = subject.weights(), subject.memories()  # Arrays, made outside of the graph.
     with tf.Graph().as_default() as graph, tf.device("/CPU:0"):
-        fetches = tf.nest.flatten(_client_work(subject, weights, memories))
+        fetches = tf.nest.flatten(_client_work(subject, state, memories))
         config = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
         # What is the same twice must not be computed once.
         config.graph_options.rewrite_options.disable_meta_optimizer = True
         traced = tf.compat.v1.RunOptions(trace_level=tf.compat.v1.RunOptions.FULL_TRACE)
         with tf.compat.v1.Session(graph=graph, config=config) as session:
             session.run(fetches, options=traced, run_metadata=metadata)
-    channels_in = subject.size.shape[-1]
+    kernel = tuple(subject.setup.model.initial_weights[0][-2].shape)
     forward = backward = images = 0
     for operation, shape in _operations(metadata):
-        # Where a batch is empty the operation is executed, but nothing is computed.
-        if _FORWARD.search(operation) and len(shape) == 4 and shape[-1] == WIDTH and shape[0]:
-            forward, images = forward + 1, images + shape[0]
-        elif _BACKWARD.search(operation) and shape == (3, 3, channels_in, WIDTH):
+        if not _PRODUCT.search(operation) or len(shape) != 2 or shape[1] != CLASSES:
+            continue
+        if shape == kernel:
             backward += 1
+        elif shape[0]:  # Of an empty batch nothing is computed.
+            forward, images = forward + 1, images + shape[0]
     return Count(forward, backward, images / _BATCH)
 
 
-def _client_work(subject: Subject, weights, memories) -> Any:
+def _client_work(subject: Subject, state, memories) -> Any:
     """What a client sends, as tensors of the current graph."""
     method, setup = subject.method, subject.setup
+    weights = tuple(state.global_model_weights.trainable)
     specs = tuple(tf.TensorSpec(w.shape, w.dtype) for w in weights)
+
+    def constants(values):
+        return tf.nest.map_structure(tf.constant, values)
 
     @tf.function
     def work():
         data = subject.client_data(memories)
         client = algorithms.Client(
-            weights=tuple(tf.constant(w) for w in weights),
+            weights=constants(weights),
             non_trainable=tuple(setup.model.initial_weights[1]),
             labeled=data["labeled"],
             unlabeled=data["unlabeled"],
             round_num=tf.constant(subject.size.round_num),
             hparams=setup.optimizer.get_hparams(setup.optimizer.initialize(specs)),
-            server_state=() if method.server_state is None else method.server_state(setup),
+            server_state=constants(state.client_work.get("method", ())),
             helpers=data.get("helpers"),
         )
         if "memory" in data:

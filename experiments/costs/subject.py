@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
+from benchmarks import harness
 
 from tff_fedlabel import algorithms, models
 from tff_fedlabel.training import STRONG_AUGMENTS
 from tff_fedlabel.training import memory as client_memory
 
 CLASSES = 10
-# The first convolution of the model, which is found again among the operations of a method.
-WIDTH = 7
 # Logits this much larger have the softmax near 0 and 1: the model is sure of every image, so that
 # thresholds let all images pass, whatever a method calls them.
 _SURE = 1000.0
 # So small a step that the model stays as it is.
 _LEARNING_RATE = 1e-9
-# Memories that others have left before the client whose costs are measured.
-_OTHERS = 8
+# Clients that have taken part before the one whose costs are measured.
+_OTHERS = 4
+# Rounds before the one that is measured, after which the server knows what methods measure.
+_ROUNDS_BEFORE = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,8 +43,22 @@ class Size:
     labeled_steps: int
     unlabeled_steps: int
     shape: tuple[int, int, int] = (28, 28, 1)
-    width: int = WIDTH
+    width: int = 4
     round_num: int = 100
+
+
+class Before(NamedTuple):
+    """What there is when the measured round begins.
+
+    Attributes:
+      process: The method's process.
+      state: Its state.
+      memories: The memories of the clients; None for a method without.
+    """
+
+    process: tff.learning.templates.LearningProcess
+    state: Any
+    memories: client_memory.ClientMemory | None
 
 
 class Subject:
@@ -84,30 +99,37 @@ class Subject:
         setup = self.setup
         return algorithms.initial_memory(self.method, setup.model, setup.optimizer, setup.config)
 
-    def weights(self) -> tuple[np.ndarray, ...]:
-        """The trainable weights that a client receives."""
-        weights = self.setup.model.initial_weights[0]
-        if self.method.initial_weights is not None:
-            with tf.init_scope():
-                weights = self.method.initial_weights(self.setup)
-        return tuple(np.asarray(w) for w in weights)
+    def before(self, runner: harness.Runner) -> Before:
+        """What there is when the measured round begins: some rounds have gone before it."""
+        process, size = self.process(), self.size
+        memories = _memories(self.method, self.initial_memory())
+        state = runner.call(process.initialize)
+        work = collections.OrderedDict(state.client_work)
+        work["round_num"] = np.int32(max(size.round_num - _ROUNDS_BEFORE, 0))
+        state = state._replace(client_work=work)
+        for _ in range(min(_ROUNDS_BEFORE, size.round_num)):
+            data = [self.client_data(memories, client) for client in range(1, _OTHERS + 1)]
+            output = runner.call(process.next, state, data)
+            state = output.state
+            if memories is not None:
+                memories.update(output.metrics["client_work"]["memory"])
+        return Before(process, state, memories)
 
-    def client_data(self, memories: client_memory.ClientMemory | None) -> collections.OrderedDict:
+    def client_data(
+        self, memories: client_memory.ClientMemory | None, client: int = 1
+    ) -> collections.OrderedDict:
         """What one client gives to the process, with its memory and its helpers.
 
         Args:
-          memories: What `memories` returned.
+          memories: Those of `before`.
+          client: Its number.
         """
         size = self.size
         data = collections.OrderedDict(
             labeled=self._batches(size.labeled_steps, labeled=True),
             unlabeled=self._batches(size.unlabeled_steps, labeled=False),
         )
-        return data if memories is None else memories.attach(data, 0, size.round_num)
-
-    def memories(self) -> client_memory.ClientMemory | None:
-        """The memory of clients, of which others have taken part; None for a method without."""
-        return _memories(self.method, self.initial_memory())
+        return data if memories is None else memories.attach(data, client, size.round_num)
 
     def _batches(self, steps: int, labeled: bool) -> tf.data.Dataset:
         images = self._images(steps * self.size.batch_size, labeled)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Sequence
 
 import numpy as np
@@ -36,11 +35,7 @@ def seconds_per_client(
 
 
 def _round(subject: Subject, clients: int, runner: harness.Runner):
-    process, memories = subject.process(), subject.memories()
-    state = runner.call(process.initialize)
-    work = collections.OrderedDict(state.client_work)
-    work["round_num"] = np.int32(subject.size.round_num)
-    state = state._replace(client_work=work)
+    process, state, memories = subject.before(runner)
     data = [subject.client_data(memories)] * clients
 
     def one_round():
