@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -97,7 +97,7 @@ def bars(
     for axis, (title, values) in zip(axes, panels.items(), strict=True):
         positions = np.arange(len(values))[::-1]
         means = [np.mean(v) for v in values.values()]
-        deviations = [np.std(v, ddof=1) if len(v) > 1 else 0.0 for v in values.values()]
+        deviations = _deviations(values.values())
         axis.barh(positions, means, 0.7, xerr=deviations, color="tab:blue", capsize=3)
         for position, mean in zip(positions, means, strict=True):
             axis.text(0.005, position, f"{mean:.3f}", va="center", color="white", fontsize="small")
@@ -105,6 +105,14 @@ def bars(
         axis.set(title=title, xlabel=ylabel)
         axis.grid(axis="x", alpha=0.3)
     pictures.save(picture, path)
+
+
+def _deviations(values: Iterable[Sequence[float]]) -> list[float] | None:
+    """The deviation of each over its seeds; None, for no bars, if all have one seed only."""
+    values = list(values)
+    if all(len(one) == 1 for one in values):
+        return None
+    return [float(np.std(one, ddof=1)) if len(one) > 1 else 0.0 for one in values]
 
 
 def over_values(
@@ -134,13 +142,13 @@ def over_values(
         color, style = report_figures.style(index)
         positions = np.array([values.index(value) for value in line], float)
         means = [np.mean(v) for v in line.values()]
-        deviations = [np.std(v, ddof=1) if len(v) > 1 else 0.0 for v in line.values()]
+        deviations = _deviations(line.values())
         if numeric:
             order = np.argsort(positions)
             axis.errorbar(
                 positions[order],
                 np.array(means)[order],
-                np.array(deviations)[order],
+                None if deviations is None else np.array(deviations)[order],
                 color=color,
                 linestyle=style,
                 marker="o",
