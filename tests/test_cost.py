@@ -15,7 +15,6 @@ BY_HAND = {
     # One pass for the labels. The two experts, then the student, once for both of its views.
     "fedlabel": ((4, 2, 5), (1, 1, 1), "2P + 2B"),
     "fedavg": ((1, 1, 1), (1, 1, 1), "1B"),
-    "fedprox": ((1, 1, 1), (1, 1, 1), "1B"),
 }
 
 
@@ -114,17 +113,16 @@ def test_what_the_server_does_beside_the_mean():
 
 def test_the_command_measures_in_turn(tmp_path, with_memory):
     code, out, err = run_script(
-        *(cost, cost.cost, "--algorithms", f"fedavg,fedlabel,{with_memory}"),
-        *("--measure", "bytes,seconds", "--tau", "1", "--clients", "2", "--turns", "2"),
+        *(cost, cost.cost, "--algorithms", f"fedavg,{with_memory}"),
+        *("--measure", "seconds", "--tau", "1", "--clients", "2", "--turns", "2"),
         *("--batch_size", "4", "--width", "2", "--output_dir", tmp_path),
     )
     assert code == 0, err
     found = pd.read_csv(tmp_path / "cost.csv").set_index("method")
-    assert list(found.index) == ["fedavg", "fedlabel", with_memory]
+    assert list(found.index) == ["fedavg", with_memory]
     assert (found["seconds_per_client"] > 0).all() and (found["turns"] == 2).all()
-    assert found.loc["fedavg", "bytes_model"] == weights_bytes(2, (28, 28, 1))
     text = (tmp_path / "cost.md").read_text()
-    assert "--measure=bytes,seconds" in text and str(tmp_path) not in text
+    assert "--measure=seconds" in text and str(tmp_path) not in text
     assert f"| {with_memory} |" in out
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from benchmarks import harness
 
-from costs.subject import CLASSES, Size, Subject
+from costs.subject import CLASSES, Before, Size, Subject
 from tff_fedlabel import algorithms
 
 _SHAPE, _BATCH = (8, 8, 1), 4
@@ -73,21 +73,21 @@ def count(name: str, round_num: int) -> Passes:
       name: The method.
       round_num: The round; see `subject.Size`.
     """
-    executed = {}
+    subject = Subject(name, Size(_BATCH, 1, 1, shape=_SHAPE, round_num=round_num))
     with harness.runners("device") as (runner,):
-        for steps in ((1, 1), (2, 1), (2, 2)):
-            size = Size(_BATCH, *steps, shape=_SHAPE, round_num=round_num)
-            executed[steps] = _executed(Subject(name, size), runner)
+        before = subject.before(runner)
+    executed = {
+        steps: _executed(subject.with_steps(*steps), before) for steps in ((1, 1), (2, 1), (2, 2))
+    }
     one, more_labeled, two = executed.values()
     step = two.minus(one)
     return Passes(step, more_labeled.minus(one), one.minus(step))
 
 
-def _executed(subject: Subject, runner: harness.Runner) -> Count:
-    _, state, memories = subject.before(runner)
+def _executed(subject: Subject, before: Before) -> Count:
     metadata = tf.compat.v1.RunMetadata()
     with tf.Graph().as_default() as graph, tf.device("/CPU:0"):
-        fetches = tf.nest.flatten(_client_work(subject, state, memories))
+        fetches = tf.nest.flatten(_client_work(subject, before.state, before.memories))
         config = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
         # What is the same twice must not be computed once.
         config.graph_options.rewrite_options.disable_meta_optimizer = True

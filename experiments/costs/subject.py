@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import copy
 import dataclasses
 from typing import Any, NamedTuple
 
@@ -85,6 +86,14 @@ class Subject:
         config = self.method.config_class(**chosen)
         loop = tff.learning.LoopImplementation.DATASET_ITERATOR
         self.setup = algorithms.Setup(model, optimizer, config, loop)
+
+    def with_steps(self, labeled: int, unlabeled: int) -> Subject:
+        """The same with other numbers of steps."""
+        other = copy.copy(self)
+        other.size = dataclasses.replace(
+            self.size, labeled_steps=labeled, unlabeled_steps=unlabeled
+        )
+        return other
 
     def process(self) -> tff.learning.templates.LearningProcess:
         """The method's learning process."""
