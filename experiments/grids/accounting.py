@@ -16,10 +16,8 @@ def is_supervised(algorithm: str) -> bool:
 
 
 def labels_at(algorithm: str) -> str:
-    """Where a method's labels are: every_client, server or some_clients."""
-    method = algorithms.METHODS[algorithm]
-    default = "every_client" if method.server_training is None else "server"
-    return getattr(method, "labels_at", default)
+    """Where a method's labels are by default: every_client, server or some_clients."""
+    return algorithms.METHODS[algorithm].labels_at[0]
 
 
 def steps(config: training.RunConfig, accounting: str, all_labels: bool) -> dict[str, Any]:
