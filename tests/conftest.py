@@ -1,8 +1,43 @@
 """Fixtures shared by all tests."""
 
+import pathlib
 import sys
 
 import pytest
+
+TESTS = pathlib.Path(__file__).parent
+
+# The files that take longest, the longest first. pytest-xdist hands out files in the order of their
+# tests (--no-loadscope-reorder), and one that begins last keeps a single process busy at the end.
+LONGEST = (
+    "algorithms/test_contract.py",
+    "algorithms/test_fedlabel.py",
+    "training/test_small_methods.py",
+    "training/test_exporting.py",
+    "test_deployment_table.py",
+    "algorithms/test_fedlabel_edge_cases.py",
+    "runtime/test_device.py",
+    "runtime/test_device_placement.py",
+    "training/test_programs.py",
+    "datasets/test_sources_tfds.py",
+    "training/test_differential_privacy.py",
+    "runtime/test_determinism.py",
+    "test_docs_pages.py",
+    "test_notebook.py",
+    "training/test_own_experiment.py",
+    "training/test_schedules_and_stopping.py",
+    "algorithms/test_secure.py",
+    "runtime/test_workers.py",
+    "runtime/test_cohorts.py",
+    "runtime/test_device_concurrency.py",
+    "models/test_gradients.py",
+)
+
+
+def pytest_collection_modifyitems(items):
+    ranks = {TESTS / name: rank for rank, name in enumerate(LONGEST)}
+    assert all(path.is_file() for path in ranks), "LONGEST names a file that is not there"
+    items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
 
 
 def pytest_collection_finish():
