@@ -52,7 +52,8 @@ def test_pipeline_page(tmp_path, capsys):
 
 def test_privacy_page(tmp_path, capsys):
     small = {
-        "rounds=60, num": "rounds=1, width=4, tau=1, tau_unlabeled=1, batch_size=8, num",
+        "rounds=60, num": "rounds=1, width=4, tau=1, tau_unlabeled=1, batch_size=8,"
+        " strong_augment='none', num",
         "runs/private": str(tmp_path / "run"),
     }
     names = {}

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 from small_run import SMALL
 
+from tff_fedlabel.runtime import device
 from tff_fedlabel.training import experiment as experiments
 
 
@@ -14,8 +15,31 @@ def built():
     return {}
 
 
+@pytest.fixture(scope="session")
+def plans():
+    """What `compile_once` compiled: (computation, plan), by the computation's id."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def compile_once(plans):
+    """What one device runtime has compiled serves all of them."""
+    compile_computation = device.compile_computation
+
+    def compiled(computation, simulate_secure_aggregation=False):
+        key = id(computation), simulate_secure_aggregation
+        if key not in plans:
+            # Holding the computation, so that no other one gets its id.
+            plans[key] = computation, compile_computation(computation, simulate_secure_aggregation)
+        return plans[key][1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device, "compile_computation", compiled)
+        yield
+
+
 @pytest.fixture
-def build_once(built, monkeypatch):
+def build_once(built, compile_once, monkeypatch):
     """A process that was built, and compiled, serves all runs of its configuration."""
     build = experiments.build
 

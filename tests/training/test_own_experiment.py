@@ -15,6 +15,7 @@ from tff_fedlabel import augmentation, models, tasks, training
 from tff_fedlabel.algorithms import METHODS
 from tff_fedlabel.datasets import federated, sources
 
+pytestmark = pytest.mark.usefixtures("compile_once")
 RNG = np.random.default_rng(0)
 X = RNG.integers(0, 256, (60, 8, 8, 1)).astype(np.uint8)
 Y = RNG.integers(0, 3, 60)

@@ -19,10 +19,11 @@ from tff_fedlabel import runtime
 from tff_fedlabel.training import programs
 
 SCRIPT = pathlib.Path(small_program.__file__)
+pytestmark = pytest.mark.usefixtures("compile_once")
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def whole(tmp_path_factory, compile_once):
     """The folder of a program that nothing stopped."""
     folder = tmp_path_factory.mktemp("whole")
     small_program.run(folder)

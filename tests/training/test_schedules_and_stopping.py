@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("build_once")
 
 
 def config_of(**choices):
-    return training.make_config("digits", "fedavg", **{**SMALL, "rounds": 4, **choices})
+    return training.make_config("digits", "fedavg", **{**SMALL, "rounds": 4, "lr": 0.25, **choices})
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def learning_rates(monkeypatch):
 
 
 def test_a_schedule_reaches_the_clients_also_when_resumed(tmp_path, learning_rates):
-    config = config_of(lr_schedule="step", lr=0.2)
+    config = config_of(lr_schedule="step")
 
     def stop_after_two(done, _):
         if done == 2:
@@ -65,9 +65,9 @@ def test_a_schedule_reaches_the_clients_also_when_resumed(tmp_path, learning_rat
     with pytest.raises(training.Interrupted):
         training.run(config, tmp_path / "a", on_round=stop_after_two)
     training.run(config, tmp_path / "a", resume=True)
-    assert learning_rates == pytest.approx([0.2, 0.2, 0.02, 0.002])
+    assert learning_rates == pytest.approx([0.25, 0.25, 0.025, 0.0025])
     with pytest.raises(training.RunDirectoryError, match="rounds is 4 there and 8 here"):
-        training.run(config_of(lr_schedule="step", lr=0.2, rounds=8), tmp_path / "a", resume=True)
+        training.run(config_of(lr_schedule="step", rounds=8), tmp_path / "a", resume=True)
 
 
 def accuracies(monkeypatch, *values):

@@ -46,14 +46,26 @@ def run(main, small_flags, tmp_path):
     return run
 
 
+@pytest.fixture(scope="module")
+def wholes():
+    """Method -> the directory of its run that nothing stopped."""
+    return {}
+
+
+@pytest.fixture
+def whole(method, wholes, run):
+    if method not in wholes:
+        code, wholes[method] = run(method, "whole")
+        assert code == 0
+    return wholes[method]
+
+
 by_name = pytest.mark.parametrize("method", four_methods.ALL, ids=lambda method: method.name)
 
 
 @by_name
 @pytest.mark.usefixtures("build_once")
-def test_stopped_and_resumed_it_ends_in_the_same_bits(method, run, monkeypatch):
-    code, whole = run(method, "whole")
-    assert code == 0
+def test_stopped_and_resumed_it_ends_in_the_same_bits(method, run, whole, monkeypatch):
     cohort = experiment.Experiment.cohort
 
     def and_stop(self, round_num, memory):
@@ -86,13 +98,14 @@ def test_stopped_and_resumed_it_ends_in_the_same_bits(method, run, monkeypatch):
 
 @by_name
 @pytest.mark.usefixtures("build_once")
-def test_the_worker_computes_the_same(method, run):
-    (_, device), (code, local) = run(method, "device"), run(method, "local", "--runtime", "local")
+def test_the_worker_computes_the_same(method, run, whole):
+    code, local = run(method, "local", "--runtime", "local")
     assert code == 0
-    for a, b in zip(checkpoint(local), checkpoint(device), strict=True):
+    for a, b in zip(checkpoint(local), checkpoint(whole), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-4)
 
 
+@pytest.mark.usefixtures("build_once")
 def test_memory_survives_a_kill(run, small_flags, tmp_path):
     """By SIGKILL in the middle of a run of its own process."""
     method, killed = four_methods.WITH_MEMORY, tmp_path / "killed"
