@@ -67,8 +67,11 @@ def _client(seed):
     return collections.OrderedDict(labeled=batches[0], unlabeled=batches[1])
 
 
-def forms(method) -> dict[str, bool]:
-    """What the process compiles to, and which runtimes compile it; by name of the column."""
+def forms(method, asked=None) -> dict[str, bool]:
+    """What the process compiles to, and which runtimes compile it; by name of the column.
+
+    Only the columns in `asked`, if it is given.
+    """
     import tensorflow_federated as tff
 
     comp = build(method).next
@@ -79,10 +82,11 @@ def forms(method) -> dict[str, bool]:
         "`local`": native.desugar_and_transform_to_native,
         "`workers`": native.compile_to_mergeable_comp_form,
     }
-    found = {name: _compiles(compiler, comp) for name, compiler in compilers.items()}
     # The device runtime runs what compiles to MapReduceForm.
-    found["`device`"] = found["MapReduceForm"]
-    return found
+    compilers["`device`"] = compilers["MapReduceForm"]
+    compilers = {name: c for name, c in compilers.items() if asked is None or name in asked}
+    ready = {compiler: _compiles(compiler, comp) for compiler in set(compilers.values())}
+    return {name: ready[compiler] for name, compiler in compilers.items()}
 
 
 def _compiles(compiler, comp) -> bool:
