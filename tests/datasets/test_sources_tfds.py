@@ -263,6 +263,21 @@ def test_download_prepares_and_reads(tmp_path, monkeypatch):
     assert [path.name for path in target.iterdir()] == ["cifar10"]
 
 
+@pytest.fixture
+def decoded_once(monkeypatch):
+    """The images of a split are decoded once, however often they are loaded."""
+    read, kept = _tfds._read_split, {}
+
+    def read_once(*arguments):
+        split = arguments[-1]
+        if split not in kept:
+            kept[split] = list(read(*arguments))
+        return iter(kept[split])
+
+    monkeypatch.setattr(_tfds, "_read_split", read_once)
+
+
+@pytest.mark.usefixtures("decoded_once")
 def test_real_fashion_mnist(real_data_dir, no_network):
     source = sources.load("fashion_mnist", real_data_dir, download=False)
     assert source.train.x.shape == (56000, 28, 28, 1)

@@ -22,8 +22,8 @@ SHAPE = (8, 8, 3)
 MODELS = {"cnn": models.build_cnn, "resnet": build_short_resnet}
 
 METHODS = {
-    "fedlabel, paper": ("fedlabel", augmentation.RandAugment(), "cnn"),
-    "fedlabel, single": ("fedlabel", augmentation.RandAugment.single(), "resnet"),
+    # A loop over what `RandAugment.single()` does once.
+    "fedlabel, paper": ("fedlabel", augmentation.RandAugment(), "resnet"),
     "fedlabel, weak": ("fedlabel", augmentation.WeakAugment(), "cnn"),
     "fedavg": ("fedavg", None, "cnn"),
     "fedprox": ("fedprox", None, "cnn"),

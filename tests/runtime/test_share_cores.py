@@ -1,9 +1,7 @@
-"""The threads of one TensorFlow operation, in fresh processes: they are made only once."""
+"""The threads of one TensorFlow operation, in a fresh process: they are made only once."""
 
 import subprocess
 import sys
-
-import pytest
 
 PROGRAM = """
 import os
@@ -12,7 +10,10 @@ import tensorflow as tf
 from tff_fedlabel.runtime import device
 
 threads = tf.config.threading.get_intra_op_parallelism_threads
+os.environ["TF_NUM_INTRAOP_THREADS"] = "2"
+device.share_cores(5)
 found = [threads()]
+del os.environ["TF_NUM_INTRAOP_THREADS"]
 for clients in (5, 100):
     device.share_cores(clients)
     found.append(threads())
@@ -22,15 +23,11 @@ print(*found, threads())
 """
 
 
-@pytest.mark.parametrize(
-    "environment,expected",
-    [
-        ({}, "0 3 1 1"),  # 16 // 5, one at least, and none after the first operation
-        ({"TF_NUM_INTRAOP_THREADS": "2"}, "0 0 0 0"),  # where 0 leaves the choice to TensorFlow
-    ],
-)
-def test_an_operation_has_its_clients_share_of_the_cores(monkeypatch, environment, expected):
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
+def test_an_operation_has_its_clients_share_of_the_cores(monkeypatch):
+    """16 // 5, one at least, and none after the first operation.
+
+    Before that: nothing while the environment says it, where 0 leaves the choice to TensorFlow.
+    """
+    monkeypatch.delenv("TF_NUM_INTRAOP_THREADS", raising=False)
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
-    assert done.stdout.split() == expected.split(), done.stderr
+    assert done.stdout.split() == "0 3 1 1".split(), done.stderr
