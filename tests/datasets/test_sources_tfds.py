@@ -293,9 +293,9 @@ def test_real_fashion_mnist(real_data_dir, no_network):
 
 
 def test_real_cifar10(real_data_dir, no_network):
-    start = time.monotonic()
+    start = time.process_time()  # Which other programs of the machine do not lengthen.
     source = sources.load("cifar10", real_data_dir, split="official", download=False)
-    assert time.monotonic() - start < 60
+    assert time.process_time() - start < 60
     assert source.train.x.shape == (47500, 32, 32, 3) and len(source.validation) == 2500
     assert np.bincount(source.test.y).tolist() == [1000] * 10
     # Published channel means of the training pixels, which JPEG copies keep within .006.
