@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from absl import flags
 
-from tff_fedlabel import _validation, algorithms, cli, command_line, training
-from tff_fedlabel.training import config
+from tff_fedlabel import cli, command_line  # The rest takes long to import: inside functions.
 
 FLAGS = flags.FLAGS
 # Flags of run_tff.py that a grid decides for each cell. Those of which it has lists stay.
@@ -88,13 +88,15 @@ class Settings:
 
     def choices_for(self, algorithm: str) -> dict[str, Any]:
         """The choices without the parameters of other methods."""
+        from tff_fedlabel import algorithms
+
         own = _fields(algorithm)
-        others = set().union(*map(_fields, algorithms.METHODS)) - own - _RUN_FIELDS
+        others = set().union(*map(_fields, algorithms.METHODS)) - own - _run_fields()
         return {name: value for name, value in self.choices.items() if name not in others}
 
     def check_used(self, names: Sequence[str]) -> None:
         """Raises `UsageError` for a parameter that none of these methods has."""
-        used = _RUN_FIELDS.union(*map(_fields, names))
+        used = _run_fields().union(*map(_fields, names))
         for name in self.choices:
             if name not in used:
                 raise command_line.UsageError(
@@ -102,10 +104,16 @@ class Settings:
                 )
 
 
-_RUN_FIELDS = {field.name for field in dataclasses.fields(training.RunConfig)}
+@functools.cache
+def _run_fields() -> set[str]:
+    from tff_fedlabel import training
+
+    return {field.name for field in dataclasses.fields(training.RunConfig)}
 
 
 def _fields(algorithm: str) -> set[str]:
+    from tff_fedlabel import algorithms
+
     return {f.name for f in dataclasses.fields(algorithms.METHODS[algorithm].config_class)}
 
 
@@ -115,7 +123,7 @@ def read() -> Settings:
     Raises:
       UsageError: A flag is missing or wrong.
     """
-    from tff_fedlabel import runtime
+    from tff_fedlabel import _validation, runtime, training
 
     if not FLAGS.output_dir:
         raise command_line.UsageError("--output_dir is required: it holds the run directories")
@@ -147,7 +155,7 @@ def _given(flag: str) -> Any:
 
 
 def _of_runs(choices: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in choices.items() if name in _RUN_FIELDS}
+    return {name: value for name, value in choices.items() if name in _run_fields()}
 
 
 def numbers(flag: str, kind: Callable[[str], Any]) -> list[Any]:
@@ -174,6 +182,9 @@ def read_value(name: str, text: str) -> Any:
     Raises:
       UsageError: There is no such choice, or the text is no value of it.
     """
+    from tff_fedlabel import _validation
+    from tff_fedlabel.training import config
+
     of_methods = {name: parameter for name, (parameter, _) in config.method_parameters().items()}
     known = {**config.run_parameters(), **of_methods}
     for taken in ("task", "algorithm", "source"):
@@ -199,6 +210,8 @@ def algorithm_names(flag: str = "algorithms") -> list[str]:
     Raises:
       UsageError: There is no such method.
     """
+    from tff_fedlabel import _validation, algorithms
+
     given = [name.strip() for name in getattr(FLAGS, flag)]
     if given == ["all"]:
         return list(algorithms.METHODS)

@@ -92,8 +92,11 @@ def test_three_rounds_move_the_weights_and_stay_finite(trained, method):
 
 
 @pytest.fixture(scope="module")
-def two_workers():
-    """Clients are divided over two of TFF's workers, and what they send is merged."""
+def two_workers(local_runtime):
+    """Clients are divided over two of TFF's workers, and what they send is merged.
+
+    After `local_runtime`: TFF's contexts are a stack, so what begins later must end before.
+    """
     with one_worker() as first, one_worker() as second:
         addresses = [address(first.port), address(second.port)]
         with runtime.use("workers", addresses=addresses) as handle:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 
 from tff_fedlabel._lazy import tf
-from tff_fedlabel.algorithms import _local_training
+from tff_fedlabel.algorithms import _local_training, _views
 
 
 def measuring_step(setup, client, weights, batch, step_num):
@@ -20,7 +20,7 @@ def training_step(setup, client, plan, players, weights, batch, step_num):
     """One step on a labelled and an unlabelled batch, either of which may have no image."""
     labeled = _labeled_part(setup, client, weights, batch["labeled"], step_num)
     images = batch["unlabeled"]["x"]
-    number = tf.shape(tf.nest.flatten(images)[0])[0]
+    number = _views.batch_size(images)
 
     def vote():
         all_three = [_probabilities(setup, client, player, images) for player in players]
@@ -37,8 +37,8 @@ def training_step(setup, client, plan, players, weights, batch, step_num):
     kept = tf.cast(tf.size(kept_rows), tf.float32)
 
     def loss(weights):
-        rows = tf.nest.map_structure(lambda part: tf.gather(part, kept_rows), images)
-        logits = _logits(setup, client, weights, rows, training=True)
+        rows = _views.rows(images, kept_rows)
+        logits = _views.logits(setup, client, weights, rows, training=True)
         return tf.reduce_mean(
             tf.nn.sparse_softmax_cross_entropy_with_logits(tf.gather(labels, kept_rows), logits)
         )
@@ -86,15 +86,8 @@ def _labeled_part(setup, client, weights, batch, step_num):
     )
 
 
-def _logits(setup, client, weights, images, training):
-    logits = setup.model.predict_on_batch(
-        (weights, client.non_trainable), images, training=training
-    )
-    return tf.cast(logits, tf.float32)
-
-
 def _probabilities(setup, client, weights, images):
-    return tf.nn.softmax(_logits(setup, client, weights, images, training=False))
+    return tf.nn.softmax(_views.logits(setup, client, weights, images, training=False))
 
 
 def _sum_of_finite(probabilities):

@@ -57,7 +57,7 @@ from collections.abc import Callable
 
 from tff_fedlabel import _validation, augmentation, pseudo_labels
 from tff_fedlabel._lazy import tf
-from tff_fedlabel.algorithms import _local_training, _method, _similar_clients, _turns
+from tff_fedlabel.algorithms import _local_training, _method, _similar_clients, _turns, _views
 
 CONSISTENCY_ON = ("all", "kept")
 
@@ -185,7 +185,7 @@ def _psi_step(setup, client, helpers, parts, batch, step_num):
 
     def loss_and_labels(psi):
         theta = _plus(sigma, psi)
-        logits = _logits(setup, client, theta, images, training=True)
+        logits = _views.logits(setup, client, theta, images, training=True)
         own = tf.argmax(logits, axis=-1)
         votes = tf.tensordot(there, tf.one_hot(other_classes, logits.shape[-1]), 1)
         labels = tf.argmax(tf.one_hot(own, logits.shape[-1]) + votes, axis=-1)
@@ -193,10 +193,10 @@ def _psi_step(setup, client, helpers, parts, batch, step_num):
 
         def cross_entropy():
             rows = tf.where(kept)[:, 0]
-            chosen = tf.nest.map_structure(lambda part: tf.gather(part, rows), images)
-            view = tf.nest.map_structure(tf.stop_gradient, _strong_view(setup, chosen, seed))
+            view = _views.augmented(config.strong_augment, _views.rows(images, rows), seed)
+            view = tf.nest.map_structure(tf.stop_gradient, view)
             losses = tf.nn.sparse_softmax_cross_entropy_with_logits(
-                tf.gather(labels, rows), _logits(setup, client, theta, view, training=True)
+                tf.gather(labels, rows), _views.logits(setup, client, theta, view, training=True)
             )
             return tf.reduce_mean(losses)
 
@@ -213,12 +213,15 @@ def _psi_step(setup, client, helpers, parts, batch, step_num):
     agrees = there[:, tf.newaxis] * tf.cast(tf.equal(other_classes, own), tf.float32)
     metrics = collections.OrderedDict(
         unlabeled_loss=(loss * number, number),
-        kept_fraction=(_count(kept), number),
+        kept_fraction=(_views.count(kept), number),
         agreement_fraction=(tf.reduce_sum(agrees), tf.reduce_sum(there) * number),
     )
     if setup.diagnose:
         hidden = tf.reshape(tf.cast(batch["y"], labels.dtype), [-1])
-        metrics["pseudo_label_accuracy"] = (_count(kept & tf.equal(labels, hidden)), _count(kept))
+        metrics["pseudo_label_accuracy"] = (
+            _views.count(kept & tf.equal(labels, hidden)),
+            _views.count(kept),
+        )
     return _local_training.Step(gradients, number, metrics)
 
 
@@ -228,13 +231,13 @@ def _answers(setup, client, helpers, images):
     The rows of those that there are not are 0, and not computed.
     """
     models, count = helpers
-    number = tf.shape(tf.nest.flatten(images)[0])[0]
+    number = _views.batch_size(images)
     nobody = tf.zeros([number, client.memory["last"]["embedding"].shape[0]])
     there = [count > i for i in range(len(models))]
     logits = [
         tf.cond(
             is_there,
-            functools.partial(_logits, setup, client, model, images, training=False),
+            functools.partial(_views.logits, setup, client, model, images, training=False),
             lambda: nobody,
         )
         for is_there, model in zip(there, models, strict=True)
@@ -249,25 +252,6 @@ def _on_weights(config, sigma, psi):
     far = tf.add_n([tf.reduce_sum(tf.cast(tf.square(d), tf.float32)) for d in _minus(sigma, psi)])
     large = tf.add_n([tf.reduce_sum(tf.cast(tf.abs(p), tf.float32)) for p in psi])
     return config.lambda_l2 * far + config.lambda_l1 * large
-
-
-def _strong_view(setup, images, seed):
-    """RandAugment(images), in the dtype the model takes."""
-    if setup.config.strong_augment is None:
-        return images
-    augmented = setup.config.strong_augment(augmentation.to_float(images), seed=seed)
-    return augmentation.from_float(augmented, images.dtype)
-
-
-def _logits(setup, client, weights, images, training: bool):
-    logits = setup.model.predict_on_batch(
-        (weights, client.non_trainable), images, training=training
-    )
-    return tf.cast(logits, tf.float32)
-
-
-def _count(condition):
-    return tf.reduce_sum(tf.cast(condition, tf.float32))
 
 
 def _plus(some, others):

@@ -48,7 +48,7 @@ from collections.abc import Callable
 
 from tff_fedlabel import _validation, augmentation
 from tff_fedlabel._lazy import tf
-from tff_fedlabel.algorithms import _local_training, _method
+from tff_fedlabel.algorithms import _local_training, _method, _views
 
 DISTANCES = ("whole", "by_tensor")
 
@@ -173,19 +173,21 @@ def _unlabeled_step(setup, client, weights, batch, step_num, teaching):
     """The gradient of the unlabelled loss for one batch."""
     config, images = setup.config, batch["x"]
     teacher, _ = teaching
-    first, second = (_weak_view(setup, client, images, 2 * step_num + i) for i in range(2))
-    of_teacher = setup.model.predict_on_batch(
-        (teacher, client.non_trainable), first, training=False
+    first, second = (
+        _views.augmented(
+            config.weak_augment,
+            images,
+            augmentation.step_seed(config.seed, client.round_num, 2 * step_num + view),
+        )
+        for view in range(2)
     )
+    of_teacher = _views.logits(setup, client, teacher, first, training=False)
     # Sharpened probabilities are those of logits divided by the temperature.
-    of_teacher = tf.cast(of_teacher, tf.float32)
     targets = tf.nn.softmax(of_teacher / config.sharpening_temperature)
 
     def mean_loss(weights):
-        logits = setup.model.predict_on_batch(
-            (weights, client.non_trainable), second, training=True
-        )
-        distances = tf.nn.softmax(tf.cast(logits, tf.float32)) - targets
+        logits = _views.logits(setup, client, weights, second, training=True)
+        distances = tf.nn.softmax(logits) - targets
         losses = tf.reduce_sum(distances**2, axis=-1)
         return config.unlabeled_weight * tf.reduce_mean(losses)
 
@@ -197,16 +199,8 @@ def _unlabeled_step(setup, client, weights, batch, step_num, teaching):
     if setup.diagnose:
         guessed = tf.argmax(targets, axis=-1)
         hits = tf.equal(guessed, tf.reshape(tf.cast(batch["y"], guessed.dtype), [-1]))
-        metrics["pseudo_label_accuracy"] = (tf.reduce_sum(tf.cast(hits, tf.float32)), number)
+        metrics["pseudo_label_accuracy"] = (_views.count(hits), number)
     return _local_training.Step(gradients, number, metrics)
-
-
-def _weak_view(setup, client, images, number):
-    if setup.config.weak_augment is None:
-        return images
-    seed = augmentation.step_seed(setup.config.seed, client.round_num, number)
-    view = setup.config.weak_augment(augmentation.to_float(images), seed=seed)
-    return augmentation.from_float(view, images.dtype)
 
 
 def _scaled(step, factor):

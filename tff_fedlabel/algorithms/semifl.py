@@ -42,7 +42,7 @@ from collections.abc import Callable
 
 from tff_fedlabel import _validation, augmentation
 from tff_fedlabel._lazy import tf
-from tff_fedlabel.algorithms import _local_training, _method
+from tff_fedlabel.algorithms import _local_training, _method, _views
 
 # Each step has its own seed for each of these.
 _VIEWS, _LAMBDA, _PARTNERS = range(3)
@@ -126,14 +126,14 @@ def client_update(setup: _method.Setup, client: _method.Client) -> _method.Clien
         client.weights,
         _batches(kept_rows, batch_size),
     )
-    kept = _count(mask)
+    kept = _views.count(mask)
     metrics = collections.OrderedDict(
         unlabeled_loss=student.metrics["unlabeled_loss"],
         kept_fraction=(kept, tf.cast(tf.size(mask), tf.float32)),
     )
     if setup.diagnose:
         hits = tf.equal(labels, tf.reshape(tf.cast(rows["y"], labels.dtype), [-1]))
-        metrics["pseudo_label_accuracy"] = (_count(mask & hits), kept)
+        metrics["pseudo_label_accuracy"] = (_views.count(mask & hits), kept)
     return _method.ClientOutput(
         delta=tuple(w - w0 for w, w0 in zip(student.weights, client.weights, strict=True)),
         num_examples=student.num_examples,
@@ -173,7 +173,7 @@ def _label(setup, client, images, batch_size):
     confidence = tf.zeros(number[tf.newaxis], tf.float32)
 
     def next_labels(labels, confidence, rows):
-        views = _weak(setup, _gather(images, rows), seed)
+        views = _weak(setup, _views.rows(images, rows), seed)
         logits = setup.model.predict_on_batch(
             (client.weights, client.non_trainable), _to_model(views, images), training=False
         )
@@ -197,7 +197,7 @@ def _client_step(setup, client, images, labels, weights, rows, step_num):
     size = tf.size(rows)
     y_fix = tf.gather(labels, rows)
     seed = _seed(setup, client, step_num, _VIEWS)
-    weak = _weak(setup, _gather(images, rows), seed)
+    weak = _weak(setup, _views.rows(images, rows), seed)
     strong = weak
     if config.strong_augment is not None:
         strong = config.strong_augment(weak, seed=seed)
@@ -214,7 +214,7 @@ def _client_step(setup, client, images, labels, weights, rows, step_num):
         mixed = tf.nest.map_structure(
             lambda a, b: share * a + (1.0 - share) * b,
             weak,
-            _weak(setup, _gather(images, partners), seed),
+            _weak(setup, _views.rows(images, partners), seed),
         )
         # Both views go through the network in one pass.
         views = tf.nest.map_structure(
@@ -263,7 +263,7 @@ def server_training(setup: _method.Setup, server: _method.Server) -> _method.Ser
 
     def step(weights, rows, step_num):
         images, labels = server.data["x"], server.data["y"]
-        weak = _weak(setup, _gather(images, rows), _seed(setup, received, step_num, _VIEWS))
+        weak = _weak(setup, _views.rows(images, rows), _seed(setup, received, step_num, _VIEWS))
         batch = {"x": _to_model(weak, images), "y": tf.gather(labels, rows)}
         return labeled_step(weights, batch, step_num)
 
@@ -281,10 +281,6 @@ def _seed(setup, client, step_num, of_what):
     """The seed of one kind of draw in a step; step -1 is the labelling before the steps."""
     number = (tf.cast(step_num, tf.int64) + 1) * 3 + of_what
     return augmentation.step_seed(setup.config.seed, client.round_num, number)
-
-
-def _gather(images, rows):
-    return tf.nest.map_structure(lambda part: tf.gather(part, rows), images)
 
 
 def _weak(setup, images, seed):
@@ -305,10 +301,6 @@ def _to_model(views, images):
 def _cross_entropy(labels, logits):
     losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
     return tf.reduce_mean(losses)
-
-
-def _count(condition):
-    return tf.reduce_sum(tf.cast(condition, tf.float32))
 
 
 METHOD = _method.Method(
