@@ -30,9 +30,7 @@ def evaluate(
       Accuracy in [0, 1] and loss in nats, NaN without examples.
     """
     model_weights = (tuple(weights.trainable), tuple(weights.non_trainable))
-    specs = tf.nest.map_structure(lambda w: tf.TensorSpec(w.shape, w.dtype), model_weights)
-    image_spec = tf.TensorSpec([None, *examples.x.shape[1:]], examples.x.dtype)
-    evaluate_batch = _batch_function(model, specs, image_spec)
+    evaluate_batch = _batch_function(model, _specs(model_weights), _images_spec(examples.x))
 
     def of_batch(start):
         # Batch by batch, since the images may be on disk and more than fit in memory.
@@ -57,7 +55,27 @@ def _batch_function(model, weight_specs, image_spec):
         hits = tf.equal(tf.argmax(logits, axis=-1, output_type=y.dtype), y)
         return tf.reduce_sum(tf.cast(hits, tf.float32)), model.loss(output=logits, label=y)
 
-    return evaluate_batch
+    # Not the `tf.function`, which warns of many models as if one were traced too often.
+    return evaluate_batch.get_concrete_function()
+
+
+@functools.lru_cache(maxsize=4)
+def _logits_function(model, weight_specs, image_spec):
+    """(weights, x) -> logits, traced once for batches of all sizes."""
+
+    @tf.function(input_signature=(weight_specs, image_spec))
+    def logits_of_batch(model_weights, x):
+        return model.predict_on_batch(model_weights, x, training=False)
+
+    return logits_of_batch.get_concrete_function()
+
+
+def _specs(model_weights):
+    return tf.nest.map_structure(lambda w: tf.TensorSpec(w.shape, w.dtype), model_weights)
+
+
+def _images_spec(x):
+    return tf.TensorSpec([None, *x.shape[1:]], x.dtype)
 
 
 def logits_of(
@@ -71,13 +89,14 @@ def logits_of(
       batches: Images, uint8 `[batch, h, w, c]`, read as they are needed.
     """
     model_weights = (tuple(weights.trainable), tuple(weights.non_trainable))
-    for logits in _on_all_cores(lambda x: _batch_logits(model, model_weights, x), batches):
+    specs = _specs(model_weights)
+
+    def of_batch(x):
+        x = np.asarray(x)
+        return _logits_function(model, specs, _images_spec(x))(model_weights, tf.constant(x))
+
+    for logits in _on_all_cores(of_batch, batches):
         yield logits.numpy()
-
-
-@tf.function(reduce_retracing=True)
-def _batch_logits(model, model_weights, x):
-    return model.predict_on_batch(model_weights, x, training=False)
 
 
 def _on_all_cores(function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
