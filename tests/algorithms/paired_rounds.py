@@ -7,7 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
-from linear_model import build_model, initial_weights, random_client, to_tff
+from fedlabel_rounds import run
+from linear_model import build_model, initial_weights, random_client
 from numpy_reference import CLASSES, flat, softmax
 from weights import assert_weights_close
 
@@ -178,19 +179,6 @@ def build(name, tail=None, **config):
     """A process with both views changed; one that was built, and compiled, serves again."""
     config = {"strong_augment": negative, "weak_augment": rolled, **config}
     return _build(name, tuple(config.items()), tuple((tail or {}).items()))
-
-
-def run(process, cohorts, hidden=None, weights=None):
-    """Runs one round per cohort; returns the weights and the metrics of the last round."""
-    state = process.initialize()
-    if weights is not None:
-        first = tff.learning.models.ModelWeights(tuple(np.float32(w) for w in weights), ())
-        state = process.set_model_weights(state, first)
-    for cohort in cohorts:
-        output = process.next(state, [to_tff(client, hidden) for client in cohort])
-        state = output.state
-    weights = [np.asarray(w) for w in process.get_model_weights(state).trainable]
-    return weights, output.metrics["client_work"]["train"]
 
 
 def check_rounds(reference, process, cohorts=TWO_ROUNDS):

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tff_fedlabel._lazy import tf, tff
-from tff_fedlabel.algorithms import _method
+from tff_fedlabel.algorithms import _method, _views
 
 
 class Step(NamedTuple):
@@ -101,8 +101,7 @@ def run(
         done = traced(weights, batch, step_num, *more)
         optimizer_state, weights = optimizer.next(optimizer_state, weights, done.gradients)
         totals = tf.nest.map_structure(tf.add, totals, (done.num_examples, done.metrics))
-        if done.logits is not None:
-            model_metrics = _updated_metrics(model, model_metrics, done)
+        model_metrics = updated_metrics(model, model_metrics, done)
         if after_step is not None:
             more = (after_step(weights, *more),)
         return step_num + 1, optimizer_state, weights, totals, model_metrics, more
@@ -115,22 +114,35 @@ def run(
         model.initialize_metrics_state(),
         more,
     )
+    carry = over_batches(setup, dataset, carry, next_carry)
+    _, _, weights, (num_examples, metrics), model_metrics, more = carry
+    return Trained(weights, num_examples, metrics, model_metrics, *more)
+
+
+def over_batches(
+    setup: _method.Setup,
+    dataset: tf.data.Dataset,
+    carry: Any,
+    next_carry: Callable[[Any, Any], Any],
+) -> Any:
+    """`carry` after `carry = next_carry(carry, batch)` for each batch, in the loop of the setup."""
     dataset = dataset.with_options(_reading_options())
     if setup.loop_implementation is tff.learning.LoopImplementation.DATASET_ITERATOR:
         for batch in iter(dataset):
             carry = next_carry(carry, batch)
     else:
         carry = dataset.reduce(carry, next_carry)
-    _, _, weights, (num_examples, metrics), model_metrics, more = carry
-    return Trained(weights, num_examples, metrics, model_metrics, *more)
+    return carry
 
 
-def _updated_metrics(model, metrics, done: Step):
-    """The unfinalized metrics of the model, with the labelled images of one step added."""
+def updated_metrics(model: tff.learning.models.FunctionalModel, metrics: Any, done: Step) -> Any:
+    """The unfinalized metrics of the model, with the labelled images of one step, if any, added."""
+    if done.logits is None:
+        return metrics
 
     def updated():
         output = tff.learning.models.BatchOutput(
-            loss=done.loss, predictions=done.logits, num_examples=_batch_size(done.logits)
+            loss=done.loss, predictions=done.logits, num_examples=_views.batch_size(done.logits)
         )
         return model.update_metrics_state(metrics, labels=done.labels, batch_output=output)
 
@@ -223,7 +235,7 @@ def _labeled_step(setup, client, proximal_strength, keep, weights, batch, step_n
 
     (loss, logits), gradients = differentiate(loss_and_logits, weights)
     gradients = with_proximal_term(gradients, proximal_strength, weights, client.weights)
-    images = tf.cast(_batch_size(logits), tf.float32)
+    images = tf.cast(_views.batch_size(logits), tf.float32)
     if keep is not None:
         images = tf.reduce_sum(tf.cast(keep(logits, batch["y"]), tf.float32))
     metrics = collections.OrderedDict(labeled_loss=(tf.cast(loss, tf.float32) * images, images))
@@ -256,10 +268,6 @@ def clipped(step: Callable[..., Step], max_norm: float | None) -> Callable[..., 
         return done._replace(gradients=tuple(gradients))
 
     return clipped_step
-
-
-def _batch_size(logits):
-    return tf.shape(tf.nest.flatten(logits)[0])[0]
 
 
 def differentiate(loss_fn: Callable[[Any], Any], weights: Any) -> tuple[Any, Any]:

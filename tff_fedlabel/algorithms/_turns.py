@@ -6,8 +6,8 @@ import collections
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tff_fedlabel._lazy import tf, tff
-from tff_fedlabel.algorithms import _local_training, _method
+from tff_fedlabel._lazy import tf
+from tff_fedlabel.algorithms import _local_training, _method, _views
 
 
 def run_in_turns(
@@ -54,11 +54,11 @@ def run_in_turns(
             _replace(states, turn, state),
             _replace(parts, turn, part),
             _replace(totals, turn, total),
-            _measure(model, model_metrics, done),
+            _local_training.updated_metrics(model, model_metrics, done),
         )
 
     def take_if_any(turn, images, step_num, carry):
-        any_image = tf.shape(tf.nest.flatten(images)[0])[0] > 0
+        any_image = _views.batch_size(images) > 0
         return tf.cond(any_image, lambda: take(turn, images, step_num, carry), lambda: carry)
 
     def next_carry(carry, batch):
@@ -73,12 +73,7 @@ def run_in_turns(
 
     states = tuple(fresh(part) for part in specs)
     carry = (tf.constant(0), states, parts, zeros, model.initialize_metrics_state())
-    dataset = dataset.with_options(_local_training._reading_options())
-    if setup.loop_implementation is tff.learning.LoopImplementation.DATASET_ITERATOR:
-        for batch in iter(dataset):
-            carry = next_carry(carry, batch)
-    else:
-        carry = dataset.reduce(carry, next_carry)
+    carry = _local_training.over_batches(setup, dataset, carry, next_carry)
     _, _, parts, totals, model_metrics = carry
     metrics = collections.OrderedDict(item for _, part in totals for item in part.items())
     number = tf.add_n([number for number, _ in totals])
@@ -87,13 +82,3 @@ def run_in_turns(
 
 def _replace(values, index, value):
     return (*values[:index], value, *values[index + 1 :])
-
-
-def _measure(model, model_metrics, done):
-    """The model's own metrics with a step on labelled images added."""
-    if done.logits is None:
-        return model_metrics
-    output = tff.learning.models.BatchOutput(
-        loss=done.loss, predictions=done.logits, num_examples=tf.shape(done.logits)[0]
-    )
-    return model.update_metrics_state(model_metrics, labels=done.labels, batch_output=output)
