@@ -1,5 +1,6 @@
 """Each supported TensorFlow beside TFF: import order, silence, and what was put in its place."""
 
+import gc
 import importlib.machinery
 import json
 import os
@@ -53,6 +54,25 @@ def test_tff_may_be_imported_first_and_all_is_silent():
     result = python(f"import tensorflow_federated\n{USE}")
     assert result.returncode == 0, result.stderr
     assert result.stdout == "done\n" and result.stderr == ""
+
+
+def test_no_garbage_is_collected_during_an_import():
+    import _tff_fedlabel_startup as startup
+
+    assert gc.isenabled() and gc.get_freeze_count() > 100_000  # From when TFF was imported.
+    with pytest.raises(ImportError), startup._no_collections():
+        with startup._no_collections():
+            pass
+        assert not gc.isenabled()
+        raise ImportError
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with startup._no_collections():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
 
 
 # Imports TensorFlow once, and runs each code of its argument in a forked child.
@@ -329,7 +349,6 @@ def test_dictionaries_in_a_module_can_be_traced():
         ({"tensorflow-metadata": "1.21.0", "protobuf": "6.31.1"}, None),
         ({"tensorflow-metadata": "1.17.2", "protobuf": "5.29.5"}, None),
         ({"tf-keras": "2.18.0"}, ["2.19"] if sys.version_info >= (3, 12) else None),
-        ({"tensorflow-model-optimization": "0.7.5"}, ["0.8.0"] if KERAS_3 else None),
     ],
 )
 def test_known_faults(versions, words, monkeypatch):
@@ -337,7 +356,6 @@ def test_known_faults(versions, words, monkeypatch):
         "tensorflow-metadata": "1.17.2",
         "protobuf": "7.36.2",
         "tf-keras": "2.21.0",
-        "tensorflow-model-optimization": "0.8.0",
     }
     monkeypatch.setattr(metadata, "version", {**good, **versions}.__getitem__)
     fault = _compatibility.known_fault()

@@ -14,7 +14,7 @@
   since 3.11, where it infers the type of a Python number.
 
 With TensorFlow 2.14 none of this does anything. It is done when TFF is imported, by any program;
-`_startup` takes care of that.
+`_startup` takes care of that. What makes that import faster is in `_postponed`.
 """
 
 import contextlib
@@ -28,6 +28,8 @@ import sys
 import types
 import warnings
 from importlib import metadata
+
+from tff_fedlabel import _postponed
 
 _LEGACY_KERAS = "TF_USE_LEGACY_KERAS"
 
@@ -62,6 +64,7 @@ def prepare() -> None:
     Raises:
       ImportError: `tf.keras` is in use as Keras 3, or Keras 2 is not installed.
     """
+    _postponed.postpone()
     if tensorflow_version() < (2, 16):
         return
     choose_keras_2()
@@ -85,11 +88,6 @@ def known_fault() -> str | None:
         return (
             "this tensorflow-metadata and protobuf 5 leave tensorflow-datasets without data sets "
             "to read: pip install 'tensorflow-metadata<1.18'"
-        )
-    if _release("tensorflow-model-optimization") == (0, 7) and tensorflow_version() >= (2, 16):
-        return (
-            "tensorflow-model-optimization 0.7 cannot be imported beside Keras 3: pip install "
-            "--no-deps tensorflow-model-optimization==0.8.0"
         )
     return None
 

@@ -7,12 +7,14 @@ is to register a finder, which Python asks about each import. It finds what the 
 
 * before `tensorflow_federated` is executed, `tff_fedlabel._compatibility` prepares it;
 * while `tensorflow` is executed, its notices about this machine's CUDA and processor are kept off
-  the screen. With TF_CPP_MIN_LOG_LEVEL=0, 1 or 2 in the environment they are shown.
+  the screen. With TF_CPP_MIN_LOG_LEVEL=0, 1 or 2 in the environment they are shown;
+* while either is executed, Python collects no garbage.
 
 While another module is being imported, this one uses only modules that Python itself has loaded: a
 second import inside the first could wait forever for one in another thread.
 """
 
+import gc
 import os
 import sys
 import time
@@ -41,20 +43,30 @@ class _Finder:
     def find_spec(self, name, path=None, target=None):
         if name == "tensorflow_federated":
             return self._found(name, _prepared)
-        if name == "tensorflow" and _is_quiet():
-            return self._found(name, _without_notices)
+        if name == "tensorflow":
+            return self._found(name, _without_notices if _is_quiet() else _plainly)
         return None
 
     def _found(self, name, wrap):
         """What the other finders find, executed by `wrap(execute, module)`."""
-        others = (other for other in sys.meta_path if other is not self)
-        finders = (getattr(other, "find_spec", None) for other in others)
-        specs = (find_spec(name, None, None) for find_spec in finders if find_spec)
-        spec = next((spec for spec in specs if spec is not None), None)
+        spec = _spec(name)
         if spec is not None and hasattr(spec.loader, "exec_module"):
             execute = spec.loader.exec_module
-            spec.loader.exec_module = lambda module: wrap(execute, module)
+
+            def exec_module(module):
+                with _no_collections():
+                    wrap(execute, module)
+
+            spec.loader.exec_module = exec_module
         return spec
+
+
+def _spec(name):
+    """What the other finders find."""
+    others = (other for other in sys.meta_path if not isinstance(other, _Finder))
+    finders = (getattr(other, "find_spec", None) for other in others)
+    specs = (find_spec(name, None, None) for find_spec in finders if find_spec)
+    return next((spec for spec in specs if spec is not None), None)
 
 
 def _is_quiet() -> bool:
@@ -63,15 +75,52 @@ def _is_quiet() -> bool:
 
 
 def _prepared(execute, module):
+    if _tensorflow_imports_distutils():
+        import tensorflow  # noqa: F401
     from tff_fedlabel import _compatibility
 
     _compatibility.prepare()
     execute(module)
 
 
+def _tensorflow_imports_distutils() -> bool:
+    """Whether it is a TensorFlow, as 2.14, that other imports should wait for.
+
+    setuptools, where installed, finds distutils by importing its own, and all the while Python's
+    lock of every import is held. In another thread, who has begun to import one of the modules
+    that this needs, and then asks for that lock, waits forever. So nothing is begun before.
+    """
+    spec = _spec("tensorflow")
+    if spec is None or not spec.origin:
+        return False
+    with open(spec.origin, "rb") as source:
+        return b"import distutils" in source.read()
+
+
 def _without_notices(execute, module):
     with _notices_filtered():
         execute(module)
+
+
+def _plainly(execute, module):
+    execute(module)
+
+
+class _no_collections:  # noqa: N801 (read as a function)
+    """Inside, Python collects no garbage; afterwards, none among the objects that are there.
+
+    An import makes some 400,000 objects that stay until the process ends. To look through them for
+    garbage, again and again, takes a fifth of TFF's import, and as much again in what comes next.
+    """
+
+    def __enter__(self):
+        self._was_enabled = gc.isenabled()  # Not where one import is inside another.
+        gc.disable()
+
+    def __exit__(self, *_):
+        if self._was_enabled:
+            gc.freeze()
+            gc.enable()
 
 
 class _notices_filtered:  # noqa: N801 (read as a function; contextlib is not loaded yet)
