@@ -283,7 +283,7 @@ def test_bad_options_are_refused_in_one_line(options, words):
 
 
 def test_a_threshold_of_numpy_is_one_of_python():
-    for value, expected in ((np.float32(0.25), 0.25), (np.int64(1), 1)):
+    for value, expected in ((np.float32(0.25), 0.25), (np.int64(1), 1.0)):
         found = pseudo_labels.check_options("variance", "logits", value, "local")
         assert type(found) is type(expected) and found == expected
     global_logits, local_logits = experts()

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from tff_fedlabel import _validation
+from tff_fedlabel._autograph import as_written, given
 from tff_fedlabel._lazy import tf
 
 Confidence = str | Callable[["tf.Tensor"], "tf.Tensor"]
@@ -111,6 +112,7 @@ def check_options(confidence: Any, confidence_input: Any, threshold: Any, select
     return threshold
 
 
+@as_written
 def select(
     global_logits: tf.Tensor,
     local_logits: tf.Tensor,
@@ -147,7 +149,7 @@ def select(
     local_probabilities = softmax(local_logits)
 
     named = {"variance": variance, "entropy": entropy}
-    h = confidence if callable(confidence) else named[confidence]
+    h = given(confidence) if callable(confidence) else named[confidence]
     if confidence_input == "probabilities":
         global_confidence, local_confidence = h(global_probabilities), h(local_probabilities)
     else:

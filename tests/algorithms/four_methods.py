@@ -54,6 +54,7 @@ AT_SERVER = algorithms.Method(
     server_update=lambda setup, state, sent: {
         "factor": state["factor"] / (1.0 + setup.config.strength * sent["images"] / 100.0)
     },
+    advice=lambda config, rounds: f"a strength of {config.strength} is little in {rounds} rounds",
 )
 
 

@@ -236,6 +236,21 @@ def test_helpers_are_the_nearest_at_the_last_refresh():
     assert choose(memories, 1, 9) == [2, 4] and choose(memories, 1, 8) == []
 
 
+@pytest.mark.parametrize("h_interval, first", [(1, 2), (2, 2), (10, 10)])
+def test_a_run_without_helpers_is_said(h_interval, first):
+    config = FedMatchConfig(h_interval=h_interval)
+    # Of clients that take part in each round, those of round `first` are the first with helpers.
+    rounds = range(first)
+    memories = {
+        n: memory_of((-1, first - 2), ([0, 0], [n, 0]), h_interval=h_interval) for n in "12"
+    }
+    helped = [len(fedmatch.METHOD.choose_helpers(memories, "1", r)) for r in rounds]
+    assert helped == [0] * (first - 1) + [1]
+    assert fedmatch.METHOD.advice(config, first) is None
+    assert f"from round {first} on" in fedmatch.METHOD.advice(config, first - 1)
+    assert fedmatch.METHOD.advice(FedMatchConfig(num_helpers=0), 1) is None
+
+
 @pytest.mark.parametrize(
     "wrong, words",
     [

@@ -14,18 +14,21 @@ from numpy_reference import CLASSES, flat, softmax
 from test_contract import train
 from weights import assert_weights_close, assert_weights_equal
 
+from tff_fedlabel import algorithms
 from tff_fedlabel.algorithms import RSCFedConfig, build_rscfed, rscfed
 from tff_fedlabel.augmentation import step_seed
 
 pytestmark = pytest.mark.usefixtures("device_runtime")
 MIXED, UNLABELED, LABELED = random_client(1), random_client(2, 0, 9), random_client(3, 8, 0)
 OTHER, NOTHING = random_client(4, 0, 22), random_client(5, 0, 0)
-BROKEN = random_client(6, 0, 6)
-BROKEN[1][0][0] = np.nan
+# One with an unlabelled image that is left out, one that is left out itself.
+SPOILED, BROKEN = random_client(6, 0, 6), random_client(7, 6, 6)
+SPOILED[1][0][0] = np.nan
+BROKEN[0][0][0][0] = np.nan
 # (client number, client); in the third round clients come back to their teachers.
 ROUNDS = [
     [(0, MIXED), (1, UNLABELED), (2, LABELED), (3, OTHER), (4, NOTHING)],
-    [(3, OTHER), (1, UNLABELED), (5, BROKEN)],
+    [(3, OTHER), (1, UNLABELED), (5, BROKEN), (6, SPOILED)],
     [(1, UNLABELED), (0, MIXED), (3, OTHER)],
 ]
 
@@ -88,6 +91,7 @@ class RSCFed:
             error = (softmax(flat(x) @ weights[0] + weights[1]) - np.eye(CLASSES)[y]) / len(y)
             weights = self.step(weights, [flat(x).T @ error, error.sum(axis=0)])
         teacher, steps = self.memory.get(number, (self.weights, 0))
+        unlabeled = [x[np.isfinite(x).all(axis=(1, 2, 3))] for x in unlabeled]
         for step, x in enumerate(unlabeled):
             first, second = (
                 flat(x) + shift(step_seed(config.seed, self.round_num, 2 * step + i))
@@ -155,7 +159,7 @@ UNIFORM = tff.learning.ClientWeighting.UNIFORM
     [
         {},
         {"group_size": 5},
-        {"num_groups": 1, "group_size": 3, "distance": "by_tensor", "labeled_factor": 6.0},
+        {"num_groups": 1, "group_size": 3, "distance": "by_tensor", "labeled_factor": 6},
         {"max_gradient_norm": 0.2, "sharpening_temperature": 0.8, "ema_decay": 0.6},
         {"uniform": True},
     ],
@@ -174,6 +178,8 @@ def test_rounds_equal_numpy(config):
         assert memory[number]["steps"] == steps
         assert_weights_close(memory[number]["teacher"], teacher)
     assert memory[4]["steps"] == memory[5]["steps"] == 0  # Nothing, and an update that was NaN.
+    assert memory[6]["steps"] == 2
+    assert history[1]["train"]["kept_fraction"] == pytest.approx((9 + 22 + 5) / (9 + 22 + 6))
     assert [float(h["train"]["rejected_clients"]) for h in history] == [0.0, 1.0, 0.0]
     # The weights are not those of FedAvg: the distances count.
     shares = np.array(reference.shares)
@@ -215,6 +221,39 @@ def test_groups_are_random_and_have_no_client_twice():
     assert (rscfed.draw_groups(config, few, 0).numpy() == few).all()
 
 
+def test_many_groups_are_no_larger_graph():
+    """And their mean is that of NumPy, over more groups than are added up at once."""
+    rng = np.random.default_rng(3)
+    delta = tuple(rng.normal(size=(4, *shape)).astype(np.float32) for shape in ((2, 3), (3,)))
+    images = np.float32([3, 0, 5, 7])
+    clients = algorithms.Clients(
+        delta, images, {"images": images, "labeled": np.float32([0, 0, 1, 0])}, np.int32(2)
+    )
+
+    def built(num_groups):
+        config = RSCFedConfig(**{**BASE, "num_groups": num_groups})
+        setup = algorithms.Setup(None, None, config)
+        make = tf.function(lambda: rscfed.aggregate(setup, tf.nest.map_structure(tf.constant, clients)))  # fmt: skip  # noqa: E501
+        return config, make.get_concrete_function()
+
+    def operations(function):
+        graph = function.graph.as_graph_def()
+        return len(graph.node) + sum(len(f.node_def) for f in graph.library.function)
+
+    (config, few), (_, many) = built(20), built(1000)
+    assert operations(few) == operations(many)
+    expected = RSCFed()
+    expected.shares = []
+    groups = rscfed.draw_groups(config, images > 0, 2).numpy()
+    assert len(set(map(tuple, groups))) > 1
+    members = [
+        [([d[k] for d in delta], images[k], k == 2) for k in np.flatnonzero(g)] for g in groups
+    ]
+    parts = [expected.consensus(group) for group in members]
+    for i, found in enumerate(few()):
+        np.testing.assert_allclose(found, np.mean([p[i] for p in parts], axis=0), atol=2e-5)
+
+
 def test_hidden_labels_cannot_change_the_update():
     rng = np.random.default_rng(0)
     process = build([("diagnose", True)])
@@ -248,6 +287,7 @@ def test_the_defaults_are_the_papers():
         ("distance", "far"),
         ("unlabeled_weight", -1.0),
         ("sharpening_temperature", 0.0),
+        ("sharpening_temperature", 1e-38),
         ("ema_decay", 1.5),
         ("unlabeled_lr_factor", 0.0),
         ("max_gradient_norm", 0.0),

@@ -14,6 +14,7 @@ from linear_model import build_model, initial_weights, random_client, to_tff
 from numpy_reference import CLASSES, SHAPE, Reference, flat, softmax
 from weights import assert_weights_close, assert_weights_equal
 
+from tff_fedlabel import algorithms
 from tff_fedlabel.algorithms import (
     MethodError,
     SemiFLConfig,
@@ -112,6 +113,7 @@ class SemiFL:
         x = np.concatenate(batches).astype(np.float64)
         p = self.predict(weights, 0.9 * x + 0.05)
         labels, kept = p.argmax(axis=1), np.flatnonzero(p.max(axis=1) >= config.threshold)
+        usable = np.flatnonzero(np.isfinite(x).all(axis=(1, 2, 3)))
         self.images += len(x)
         self.kept += len(kept)
         size = max(len(batch) for batch in batches)
@@ -119,9 +121,10 @@ class SemiFL:
             rows = kept[start : start + size]
             partners = np.asarray(
                 tf.random.stateless_uniform(
-                    [len(rows)], self.seed(step, 2), maxval=len(x), dtype=tf.int64
+                    [len(rows)], self.seed(step, 2), maxval=len(usable), dtype=tf.int64
                 )
             )
+            partners = usable[partners]
             gammas = np.asarray(
                 tf.random.stateless_gamma([2], self.seed(step, 1), config.mixup_alpha), np.float64
             )
@@ -206,16 +209,40 @@ def test_clients_that_have_nothing_to_say_leave_the_training_to_the_server():
     assert np.abs(actual[0] - np.float32(initial_weights()[0])).max() > 1e-2
 
 
-def test_a_client_with_a_nan_is_left_out():
+def test_images_with_a_nan_are_neither_kept_nor_mixed():
     broken = random_client(7, 0, 14)
     for batch in broken[1]:
-        batch[1:] = np.nan  # They are not kept, but mixed with those that are.
-    cohort = [COHORT[0], broken, COHORT[1]]
-    actual, history = run(build(), [cohort])
-    reference = SemiFL()
-    reference.next([COHORT[0], COHORT[1]])
-    assert_weights_close(actual, reference.weights)
-    assert history[0]["client_work"]["train"]["rejected_clients"] == 1.0
+        batch[1:] = np.nan
+    reference = check([[COHORT[0], broken, COHORT[1]]])
+    # The client has images that are kept, and so others would be mixed with them.
+    alone = SemiFL()
+    alone.next([broken])
+    assert 0 < alone.kept < reference.kept
+
+
+def test_many_passes_of_the_server_are_no_larger_graph():
+    setup = algorithms.Setup(
+        build_model(initial_weights()),
+        tff.learning.optimizers.build_sgdm(0.3),
+        None,
+        tff.learning.LoopImplementation.DATASET_ITERATOR,
+    )
+
+    def operations(server_epochs):
+        config = SemiFLConfig(**{**BASE, "server_epochs": server_epochs})
+
+        @tf.function
+        def train():
+            weights = tuple(map(tf.constant, setup.model.initial_weights[0]))
+            data = {name: tf.constant(part) for name, part in SERVER.items()}
+            hparams = setup.optimizer.get_hparams(setup.optimizer.initialize(weights))
+            server = algorithms.Server(weights, (), data, tf.constant(0), hparams)
+            return semifl.server_training(setup._replace(config=config), server).weights
+
+        graph = train.get_concrete_function().graph.as_graph_def()
+        return sum(len(f.node_def) for f in graph.library.function)
+
+    assert operations(10**6) == operations(2)
 
 
 def test_hidden_labels_cannot_change_the_update():

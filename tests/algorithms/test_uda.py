@@ -92,6 +92,14 @@ def test_annealing_with_labelled_images_apart():
     assert_weights_close(actual, expected)
 
 
+def test_annealing_that_the_run_does_not_finish_is_said():
+    for method in (uda.FEDAVG, uda.FEDPROX):
+        config = method.config_class(tsa="log", tsa_rounds=20)
+        assert method.advice(config, 20) is None
+        assert method.advice(config, 19).startswith("tsa_rounds is 20, and this run ends after 19")
+        assert method.advice(method.config_class(tsa_rounds=20), 3) is None
+
+
 @pytest.mark.parametrize("schedule", ALPHA)
 @pytest.mark.parametrize("round_num", [0, 1, 3, 4, 9])
 def test_which_labelled_images_annealing_keeps(schedule, round_num):
@@ -146,6 +154,7 @@ def test_defaults_are_the_authors():
     [
         ("threshold", -0.1),
         ("temperature", 0.0),
+        ("temperature", 1e-38),
         ("unlabeled_weight", float("inf")),
         ("tsa", "cosine"),
         ("tsa_rounds", 0),

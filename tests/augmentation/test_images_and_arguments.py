@@ -84,7 +84,7 @@ def test_numpy_numbers_become_pythons():
         (strong.magnitude, 7.5),
         (weak.flip, False),
         (weak.max_shift, 3),
-        (RandAugment(magnitude=np.int32(4)).magnitude, 4),
+        (RandAugment(magnitude=np.int32(4)).magnitude, 4.0),
     ]:
         assert type(value) is type(expected) and value == expected
     assert repr(strong) == "RandAugment(num_ops=2, magnitude=7.5)"

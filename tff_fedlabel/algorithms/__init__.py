@@ -1,11 +1,12 @@
 """The builders of `tff.learning` processes, one per method, and the registry of methods.
 
 A method is one `Method` in one file, plus one line here. This module and `tff_fedlabel` export its
-`build_<name>` and the class of its parameters. Users add their own methods with `register`;
-`local_training` has the loop over a client's batches that all methods share.
+`build_<name>` and the class of its parameters. Users add their own methods with `register`, in any
+file that TFF_FEDLABEL_METHODS names for all commands; `local_training` has the loop over a client's
+batches that all methods share.
 """
 
-from tff_fedlabel import _validation
+from tff_fedlabel import _own_methods, _parameters, _validation
 from tff_fedlabel.algorithms import _local_training as local_training
 from tff_fedlabel.algorithms import (
     _reserved_names,
@@ -69,14 +70,28 @@ def register(method: Method) -> Method:
     """Adds a method to `METHODS`, which also adds it to the command line and the trainer.
 
     Raises:
-      ValueError: Another method has that name, or a parameter has a name of the trainer's.
+      ValueError: Another method has that name, or a parameter has a name of the trainer's, or is
+        of another kind than the parameter of that name of another method.
     """
     _validation.check_type("method", method, Method, "a tff_fedlabel.algorithms.Method")
     _reserved_names.check_parameters(method.name, method.config_class)
+    _check_kinds(method)
     if METHODS.get(method.name, method) is not method:
         raise ValueError(f"a method named {method.name} already exists; choose another name.")
     METHODS[method.name] = method
     return method
+
+
+def _check_kinds(method: Method) -> None:
+    """A flag is one for all methods that have a parameter of its name."""
+    for name, parameter in _parameters.of(method.config_class).items():
+        for other in METHODS.values():
+            known = _parameters.of(other.config_class).get(name)
+            if known is not None and known.kind is not parameter.kind:
+                raise ValueError(
+                    f"{method.config_class.__name__}.{name} of the method {method.name} must be "
+                    f"{known.kind.__name__}, as it is in {other.name}, or have another name."
+                )
 
 
 def __getattr__(name: str):
@@ -117,3 +132,6 @@ def initial_memory(method: Method, model, client_optimizer, config=None):
     setup = Setup(model, client_optimizer, config)
     with _method_checks.Checked(method, setup) as checked:
         return _process.initial_memory(checked, setup)
+
+
+_own_methods.load()

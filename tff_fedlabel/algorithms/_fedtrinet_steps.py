@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import collections
 
+from tff_fedlabel._autograph import as_written
 from tff_fedlabel._lazy import tf
 from tff_fedlabel.algorithms import _local_training, _views
 
 
+@as_written
 def measuring_step(setup, client, weights, batch, step_num):
     """The max-probability of w on a batch; the gradients are 0 and the weights are not used."""
     del step_num
@@ -16,6 +18,7 @@ def measuring_step(setup, client, weights, batch, step_num):
     return _local_training.Step(tuple(tf.zeros_like(w) for w in weights), tf.zeros([]), metrics)
 
 
+@as_written
 def training_step(setup, client, plan, players, weights, batch, step_num):
     """One step on a labelled and an unlabelled batch, either of which may have no image."""
     labeled = _labeled_part(setup, client, weights, batch["labeled"], step_num)
@@ -25,7 +28,7 @@ def training_step(setup, client, plan, players, weights, batch, step_num):
     def vote():
         all_three = [_probabilities(setup, client, player, images) for player in players]
         q = tf.add_n(all_three)
-        mask = tf.reduce_max(q, axis=-1) >= plan.threshold
+        mask = (tf.reduce_max(q, axis=-1) >= plan.threshold) & _views.usable(images, q)
         return tf.argmax(q, axis=-1), mask, _sum_of_finite(all_three[1])
 
     def nobody_votes():

@@ -3,6 +3,7 @@
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_fedlabel._autograph import as_written
 from tff_fedlabel.algorithms import _secure
 
 # This many weighted client updates, each of the largest allowed size, add up without overflow.
@@ -42,6 +43,7 @@ def _largest(dtype: tf.DType) -> float:
     return largest / _MOST_CLIENTS if largest > 1e30 else largest
 
 
+@as_written
 def all_finite(structure) -> tf.Tensor:
     """Whether every float in a structure of tensors is finite; bool []."""
     finite = tf.constant(True)
@@ -105,6 +107,7 @@ def keep_if_empty(state_type: tff.Type) -> tff.Computation | None:
     return keep
 
 
+@as_written
 def spoiled(new, old) -> tf.Tensor:
     """Whether a float of a structure ceased to be finite, or became a NaN; bool [].
 

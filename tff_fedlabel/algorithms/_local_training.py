@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tff_fedlabel._autograph import as_written, given
 from tff_fedlabel._lazy import tf, tff
 from tff_fedlabel.algorithms import _method, _views
 
@@ -167,6 +168,7 @@ def _reading_options() -> tf.data.Options:
     return options
 
 
+@as_written
 def pairs(labeled: tf.data.Dataset, unlabeled: tf.data.Dataset) -> tf.data.Dataset:
     """One batch of each kind for each step, for methods that use both in one step.
 
@@ -216,19 +218,22 @@ def labeled_step(
     return functools.partial(_labeled_step, setup, client, proximal_strength, keep)
 
 
+@as_written
 def _labeled_step(setup, client, proximal_strength, keep, weights, batch, step_num):
     del step_num  # No randomness.
+    model_loss = given(setup.model.loss)
+    keep = keep and given(keep)
 
     def loss_and_logits(weights):
         logits = setup.model.predict_on_batch(
             (weights, client.non_trainable), batch["x"], training=True
         )
         if keep is None:
-            return setup.model.loss(output=logits, label=batch["y"]), logits
+            return model_loss(output=logits, label=batch["y"]), logits
         kept = keep(logits, batch["y"])
         some = tf.reduce_any(kept)
         rows = kept | ~some  # Never none: the mean of no losses is a NaN.
-        loss = setup.model.loss(
+        loss = model_loss(
             output=tf.boolean_mask(logits, rows), label=tf.boolean_mask(batch["y"], rows)
         )
         return loss * tf.cast(some, loss.dtype), logits
@@ -273,14 +278,18 @@ def clipped(step: Callable[..., Step], max_norm: float | None) -> Callable[..., 
 def differentiate(loss_fn: Callable[[Any], Any], weights: Any) -> tuple[Any, Any]:
     """`loss_fn(weights)`, and the gradients of it or of its first element w.r.t. the weights.
 
-    The gradients are dense, even for embeddings, and 0 for weights that do not affect the loss.
+    The gradients are dense and of known shapes, even for embeddings, and 0 for weights that do not
+    affect the loss.
     """
     with tf.GradientTape() as tape:
         tape.watch(weights)
         result = loss_fn(weights)
     loss = result[0] if isinstance(result, tuple) else result
     gradients = tape.gradient(loss, weights, unconnected_gradients="zero")
-    return result, tuple(tf.convert_to_tensor(g) for g in gradients)
+    gradients = tuple(tf.convert_to_tensor(g) for g in gradients)
+    for gradient, weight in zip(gradients, weights, strict=True):
+        gradient.set_shape(weight.shape)
+    return result, gradients
 
 
 def mean_over_kept(

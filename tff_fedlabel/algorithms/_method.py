@@ -182,6 +182,9 @@ class Method:
       server_training: `(Setup, Server) -> tuple of trainable weights`, or a `ServerOutput`: trains
         at the server after each aggregation, on the data given to the builder as `server_data`.
         Weights that are not finite are dropped, and `server_training_non_finite` of the round is 1.
+      advice: `(parameters, rounds) -> str | None`: what to know before a run of so many rounds, in
+        one line, such as that it ends before the method uses an unlabelled image; mostly None. The
+        trainer shows it when the run starts.
       uniform_mean: Whether clients count equally by default: the builder's `client_weighting` is
         then `UNIFORM`.
       server_momentum: The momentum of the server's SGD where none is given, in [0, 1].
@@ -205,6 +208,7 @@ class Method:
     initial_memory: Callable[[Setup], Any] | None = None
     choose_helpers: Callable[[Any, int, int], Sequence[int]] | None = None
     server_training: Callable[[Setup, Server], Any] | None = None
+    advice: Callable[[Any, int], str | None] | None = None
     uniform_mean: bool = False
     server_momentum: float = 0.0
     labels_at: tuple[str, ...] = ("every_client", "some_clients")

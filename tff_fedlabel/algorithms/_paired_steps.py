@@ -22,6 +22,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from tff_fedlabel import _validation, augmentation
+from tff_fedlabel._autograph import as_written
 from tff_fedlabel._lazy import tf
 from tff_fedlabel.algorithms import _local_training, _method, _views
 
@@ -83,6 +84,7 @@ def client_update(
     )
 
 
+@as_written
 def _step(setup, client, rules, weights, batch, step_num):
     config, labeled, unlabeled = setup.config, batch["labeled"], batch["unlabeled"]
     seed = augmentation.step_seed(config.seed, client.round_num, step_num)
@@ -145,8 +147,10 @@ def _unlabeled_loss(setup, client, rules, weights, images, strong_seed, weak_see
     weak = _views.augmented(config.weak_augment, images, weak_seed)
     weak_logits = _views.logits(setup, client, weights, weak, training=False)
     mask, target = rules.target(config, weak_logits)
+    usable = _views.usable(images, weak_logits)
+    mask &= usable
     if not config.skip_discarded:
-        images = _views.zero_unless_finite(mask, images)
+        images = _views.zero_unless(usable, images)
         target = _views.zero_unless(mask, target)
 
     def image_losses(weights, rows):
@@ -162,7 +166,7 @@ def _unlabeled_loss(setup, client, rules, weights, images, strong_seed, weak_see
 
 def _if_any(images, function):
     """`function()`, or zeros in its structure where there are no images."""
-    traced = tf.function(function).get_concrete_function()
+    traced = tf.function(function, autograph=False).get_concrete_function()
 
     def zeros():
         return tf.nest.map_structure(

@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_fedlabel._autograph import as_written
 from tff_fedlabel.algorithms import (
     _builder_arguments,
     _guards,
@@ -233,6 +234,7 @@ def initial_memory(method: _method.Method, setup: _method.Setup) -> Any:
         return tf.nest.map_structure(lambda m: tf.convert_to_tensor(m).numpy(), memory)
 
 
+@as_written
 def _client_result(method, weighting, output: _method.ClientOutput, remembered):
     """What a client sends; its work is left out if it is not finite."""
     finite = _guards.is_finite(output.delta, output.num_examples)

@@ -12,11 +12,13 @@ _CHOICES = """
 """
 # What else config.json holds.
 _RECORDS = "versions runtimes data images"
-# Other flags of the trainer, and those that absl adds to every program.
+# Other flags of the trainer, of the commands for many runs, and those that absl adds.
 _FLAGS = """
     data_dir output_dir runtime workers max_concurrent_clients deterministic require_gpu
     simulate_secure_aggregation resume
     checkpoint_every verbose
+    algorithms accounting by_method include_all_labels search search_rounds search_extend
+    search_columns seeds alphas labeled_fractions vary jobs results_dir name output
     alsologtostderr flagfile h help helpfull helpshort helpxml log_dir logger_levels logtostderr
     only_check_args pdb pdb_post_mortem profile_file run_with_pdb run_with_profiling
     showprefixforinfo stderrthreshold undefok use_cprofile_for_profiling v verbosity
@@ -37,6 +39,8 @@ METRICS = frozenset(
 
 def check_parameters(method_name: str, config_class: type) -> None:
     """Raises `ValueError` if a field of a method's configuration has a name of the trainer's."""
+    if method_name == "all":
+        raise ValueError("a method cannot be called all, which stands for every method.")
     taken = [f.name for f in dataclasses.fields(config_class) if f.name in PARAMETERS]
     if taken:
         raise ValueError(

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from tff_fedlabel._autograph import as_written
 from tff_fedlabel._lazy import tf
 from tff_fedlabel.algorithms import _method
 
@@ -89,6 +90,7 @@ def _settings(setup):
     )
 
 
+@as_written
 def remember(
     setup: _method.Setup, client: _method.Client, psi: Any, weights: Any, took_part: tf.Tensor
 ) -> Any:
@@ -143,16 +145,18 @@ def choose_helpers(memories: Any, client: int, round_num: int) -> list[int]:
     return sorted(distances, key=lambda n: (distances[n], n))[: int(own["num_helpers"])]
 
 
+@as_written
 def helpers(setup: _method.Setup, client: _method.Client) -> tuple[Any, tf.Tensor]:
     """The helpers' psi of the last refresh.
 
     Returns:
-      Their psi, one after the other: a tuple of `num_helpers` tuples like the weights, filled up
-      with zeros; and how many there are, int32 [].
+      Their psi: a tuple like the weights with a leading [num_helpers], filled up with zeros; and
+      how many there are, int32 [].
     """
     most = setup.config.num_helpers
     if most == 0:
-        return (), tf.constant(0)
+        nobody = tuple(tf.zeros([0, *w.shape], w.dtype) for w in client.weights)
+        return nobody, tf.constant(0)
     refreshed = _last_refresh(client.round_num, setup.config.h_interval)
 
     def psi_of(memory):
@@ -163,7 +167,7 @@ def helpers(setup: _method.Setup, client: _method.Client) -> tuple[Any, tf.Tenso
     nobody = tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), psi.element_spec)
     filled = psi.concatenate(tf.data.Dataset.from_tensors(nobody).repeat()).take(most)
     there, rows = filled.batch(most, drop_remainder=True).get_single_element()
-    return tuple(tuple(row[i] for row in rows) for i in range(most)), tf.reduce_sum(there)
+    return tuple(rows), tf.reduce_sum(there)
 
 
 def _last_refresh(round_num, h_interval):

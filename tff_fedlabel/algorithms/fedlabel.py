@@ -26,6 +26,7 @@ import functools
 from collections.abc import Callable
 
 from tff_fedlabel import _validation, augmentation, pseudo_labels
+from tff_fedlabel._autograph import as_written
 from tff_fedlabel._lazy import tf
 from tff_fedlabel.algorithms import _local_training, _method, _views
 
@@ -37,8 +38,8 @@ class FedLabelConfig:
     """FedLabel's own parameters, with the symbols of the paper.
 
     Attributes:
-      confidence: h of eq. pseul0: "variance" (the paper's), "entropy" (1 - H / log N), or a
-        callable `[batch, classes] -> [batch]`, not negative, higher = more confident.
+      confidence: h of eq. pseul0: "variance" (the paper's) or "entropy" (1 - H / log N). In Python
+        also a callable `[batch, classes] -> [batch]`, not negative, higher = more confident.
       confidence_input: What h sees: "probabilities" or "logits" (not with "entropy"). The paper
         calls s(.) logits and compares it with a threshold in [0, 1]; the threshold always acts on
         probabilities here.
@@ -131,11 +132,12 @@ def client_update(setup: _method.Setup, client: _method.Client) -> _method.Clien
     )
 
 
+@as_written
 def _student_step(setup, client, local_weights, weights, batch, step_num):
     """Steps 2 and 3 for one batch: labels it and takes the gradient of F_U (eq. unsuploss)."""
     config, images = setup.config, batch["x"]
     seed = augmentation.step_seed(config.seed, client.round_num, step_num)
-    chosen = _label(setup, client, local_weights, images, seed)
+    chosen, usable = _label(setup, client, local_weights, images, seed)
     # lambda_k of eq. loc-glob2, 0 where the experts disagree or no label is kept: values that are
     # not finite there must not reach the gradient, not even multiplied by 0.
     counts = chosen.agrees & chosen.mask
@@ -144,7 +146,7 @@ def _student_step(setup, client, local_weights, weights, batch, step_num):
     )
     discarded_logits = _views.zero_unless(chosen.mask, chosen.discarded_logits)
     if not config.skip_discarded:
-        images = _views.zero_unless_finite(chosen.mask, images)
+        images = _views.zero_unless(usable, images)
 
     def image_losses(weights, rows):
         """The summands of eq. unsuploss for some rows of the batch."""
@@ -184,19 +186,27 @@ def _student_step(setup, client, local_weights, weights, batch, step_num):
     return _local_training.Step(gradients, kept, metrics)
 
 
-def _label(setup, client, local_weights, images, seed) -> pseudo_labels.Selection:
-    """Labels each image with the more confident of the two frozen experts, w and w_L."""
-    config = setup.config
+def _label(setup, client, local_weights, images, seed):
+    """Labels each image with the more confident of the two frozen experts, w and w_L.
+
+    Returns a `pseudo_labels.Selection` that keeps no image that is not usable, and which are.
+    """
+    config, views = setup.config, images
     if config.pseudo_label_view == "augmented":
-        images = _views.augmented(config.strong_augment, images, seed)
-    return pseudo_labels.select(
-        _views.logits(setup, client, client.weights, images, training=False),
-        _views.logits(setup, client, local_weights, images, training=False),
+        views = _views.augmented(config.strong_augment, images, seed)
+    of_experts = [
+        _views.logits(setup, client, weights, views, training=False)
+        for weights in (client.weights, local_weights)
+    ]
+    chosen = pseudo_labels.select(
+        *of_experts,
         confidence=config.confidence,
         confidence_input=config.confidence_input,
         threshold=config.threshold,
         selection=config.selection,
     )
+    usable = _views.usable(images, *of_experts)
+    return chosen._replace(mask=chosen.mask & usable), usable
 
 
 METHOD = _method.Method("fedlabel", FedLabelConfig, client_update)

@@ -39,6 +39,8 @@ Where the paper leaves a choice, or the authors' code (github.com/wyjeong/FedMat
   all methods start from the same model, which may be a trained one. sigma is that / 1.2.
 * Each part has client-optimizer state of its own. A client without labelled images leaves sigma as
   it was, one without unlabelled images psi; one without either counts for nothing.
+* Unlabelled images that hold a NaN or an infinity, or of which a model gives one, are left out; the
+  means are over the others.
 * Left out: in the code weights that changed by less than 5e-5 are not sent, psi below 5e-6 counts
   as 0 at evaluation, and a client divides its learning rate by 3 when its validation loss stops
   falling.
@@ -56,6 +58,7 @@ import functools
 from collections.abc import Callable
 
 from tff_fedlabel import _validation, augmentation, pseudo_labels
+from tff_fedlabel._autograph import as_written
 from tff_fedlabel._lazy import tf
 from tff_fedlabel.algorithms import _local_training, _method, _similar_clients, _turns, _views
 
@@ -135,7 +138,7 @@ def client_update(setup: _method.Setup, client: _method.Client) -> _method.Clien
     psi = tuple(client.server_state["psi"])
     sigma = _minus(client.weights, psi)
     helper_psi, helper_count = _similar_clients.helpers(setup, client)
-    helpers = [_plus(sigma, part) for part in helper_psi], helper_count
+    helpers = _plus(sigma, helper_psi), helper_count
     trained = _turns.run_in_turns(
         setup,
         client.hparams,
@@ -168,6 +171,7 @@ def client_update(setup: _method.Setup, client: _method.Client) -> _method.Clien
     )
 
 
+@as_written
 def _sigma_step(setup, client, parts, batch, step_num):
     """Step 2 for one batch."""
     step = _local_training.labeled_step(setup, client)(_plus(*parts), batch, step_num)
@@ -175,54 +179,71 @@ def _sigma_step(setup, client, parts, batch, step_num):
     return step._replace(gradients=tuple(tf.cast(scale, g.dtype) * g for g in step.gradients))
 
 
+@as_written
 def _psi_step(setup, client, helpers, parts, batch, step_num):
     """Step 3 for one batch."""
     config, images = setup.config, batch["x"]
     seed = augmentation.step_seed(config.seed, client.round_num, step_num)
     others, there = _answers(setup, client, helpers, images)
-    other_classes = tf.argmax(others, axis=-1)
     sigma, psi = parts
 
-    def loss_and_labels(psi):
-        theta = _plus(sigma, psi)
-        logits = _views.logits(setup, client, theta, images, training=True)
-        own = tf.argmax(logits, axis=-1)
-        votes = tf.tensordot(there, tf.one_hot(other_classes, logits.shape[-1]), 1)
-        labels = tf.argmax(tf.one_hot(own, logits.shape[-1]) + votes, axis=-1)
-        kept = tf.reduce_max(tf.nn.softmax(logits), axis=-1) >= config.threshold
+    def on_rows(rows):
+        """Which of these rows are usable, and gradients and sums over all of them."""
+        shown, answers = _views.rows(images, rows), tf.gather(others, rows, axis=1)
+        loss_and_labels = functools.partial(
+            _psi_loss, setup, client, sigma, shown, answers, there, seed
+        )
+        (_, (loss, logits, labels, kept)), gradients = _local_training.differentiate(
+            loss_and_labels, psi
+        )
+        number = tf.cast(tf.size(rows), tf.float32)
+        agrees = tf.equal(tf.argmax(answers, axis=-1), tf.argmax(logits, axis=-1))
+        agreements = tf.reduce_sum(there[:, tf.newaxis] * tf.cast(agrees, tf.float32))
+        sums = number, loss * number, _views.count(kept), agreements
+        if setup.diagnose:
+            hidden = tf.reshape(tf.cast(tf.gather(batch["y"], rows), labels.dtype), [-1])
+            sums = (*sums, _views.count(kept & tf.equal(labels, hidden)))
+        return _views.usable(shown, logits), (gradients, sums)
 
-        def cross_entropy():
-            rows = tf.where(kept)[:, 0]
-            view = _views.augmented(config.strong_augment, _views.rows(images, rows), seed)
-            view = tf.nest.map_structure(tf.stop_gradient, view)
-            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(
-                tf.gather(labels, rows), _views.logits(setup, client, theta, view, training=True)
-            )
-            return tf.reduce_mean(losses)
-
-        cross = tf.cond(tf.reduce_any(kept), cross_entropy, lambda: tf.constant(0.0))
-        counts = kept if config.consistency_on == "kept" else tf.ones_like(kept)
-        counts = there[:, tf.newaxis] * tf.cast(counts, tf.float32)
-        divergence = counts * pseudo_labels.kl_divergence(others, logits[tf.newaxis])
-        consistency = tf.math.divide_no_nan(tf.reduce_sum(divergence), tf.reduce_sum(counts))
-        loss = config.lambda_a * cross + config.lambda_i * consistency
-        return loss + _on_weights(config, sigma, psi), (loss, own, labels, kept)
-
-    (_, (loss, own, labels, kept)), gradients = _local_training.differentiate(loss_and_labels, psi)
-    number = tf.cast(tf.size(kept), tf.float32)
-    agrees = there[:, tf.newaxis] * tf.cast(tf.equal(other_classes, own), tf.float32)
+    usable = _views.usable(images, tf.transpose(others, [1, 0, 2]))
+    gradients, sums = _views.of_usable_rows(on_rows, tf.where(usable)[:, 0])
+    number, loss, kept, agreements, *hits = sums
     metrics = collections.OrderedDict(
-        unlabeled_loss=(loss * number, number),
-        kept_fraction=(_views.count(kept), number),
-        agreement_fraction=(tf.reduce_sum(agrees), tf.reduce_sum(there) * number),
+        unlabeled_loss=(loss, number),
+        kept_fraction=(kept, tf.cast(_views.batch_size(images), tf.float32)),
+        agreement_fraction=(agreements, tf.reduce_sum(there) * number),
     )
     if setup.diagnose:
-        hidden = tf.reshape(tf.cast(batch["y"], labels.dtype), [-1])
-        metrics["pseudo_label_accuracy"] = (
-            _views.count(kept & tf.equal(labels, hidden)),
-            _views.count(kept),
-        )
+        metrics["pseudo_label_accuracy"] = (*hits, kept)
     return _local_training.Step(gradients, number, metrics)
+
+
+def _psi_loss(setup, client, sigma, images, others, there, seed, psi):
+    """L_u(psi) of some images; and L_u without the terms on weights, logits, labels, mask."""
+    config, theta = setup.config, _plus(sigma, psi)
+    logits = _views.logits(setup, client, theta, images, training=True)
+    classes = logits.shape[-1]
+    own = tf.one_hot(tf.argmax(logits, axis=-1), classes)
+    votes = tf.tensordot(there, tf.one_hot(tf.argmax(others, axis=-1), classes), 1)
+    labels = tf.argmax(own + votes, axis=-1)
+    kept = tf.reduce_max(tf.nn.softmax(logits), axis=-1) >= config.threshold
+
+    def cross_entropy():
+        rows = tf.where(kept)[:, 0]
+        view = _views.augmented(config.strong_augment, _views.rows(images, rows), seed)
+        view = tf.nest.map_structure(tf.stop_gradient, view)
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(
+            tf.gather(labels, rows), _views.logits(setup, client, theta, view, training=True)
+        )
+        return tf.reduce_mean(losses)
+
+    cross = tf.cond(tf.reduce_any(kept), cross_entropy, lambda: tf.constant(0.0))
+    counts = kept if config.consistency_on == "kept" else tf.ones_like(kept)
+    counts = there[:, tf.newaxis] * tf.cast(counts, tf.float32)
+    divergence = counts * pseudo_labels.kl_divergence(others, logits[tf.newaxis])
+    consistency = tf.math.divide_no_nan(tf.reduce_sum(divergence), tf.reduce_sum(counts))
+    loss = config.lambda_a * cross + config.lambda_i * consistency
+    return loss + _on_weights(config, sigma, psi), (loss, logits, labels, kept)
 
 
 def _answers(setup, client, helpers, images):
@@ -230,21 +251,20 @@ def _answers(setup, client, helpers, images):
 
     The rows of those that there are not are 0, and not computed.
     """
-    models, count = helpers
-    number = _views.batch_size(images)
-    nobody = tf.zeros([number, client.memory["last"]["embedding"].shape[0]])
-    there = [count > i for i in range(len(models))]
-    logits = [
-        tf.cond(
-            is_there,
-            functools.partial(_views.logits, setup, client, model, images, training=False),
-            lambda: nobody,
-        )
-        for is_there, model in zip(there, models, strict=True)
-    ]
-    if not models:
-        return nobody[tf.newaxis][:0], tf.zeros([0])
-    return tf.stack(logits), tf.cast(tf.stack(there), tf.float32)
+    (models, count), most = helpers, setup.config.num_helpers
+    classes = client.memory["last"]["embedding"].shape[0]
+    nobody = tf.zeros([most, _views.batch_size(images), classes])
+
+    def answer(number, found):
+        model = tuple(part[number] for part in models)
+        logits = _views.logits(setup, client, model, images, training=False)
+        return number + 1, tf.tensor_scatter_nd_update(found, [[number]], logits[tf.newaxis])
+
+    found = nobody
+    if most > 0:
+        # A loop, not one copy of the model for each helper.
+        _, found = tf.while_loop(lambda i, _: i < count, answer, (tf.constant(0), nobody))
+    return found, tf.cast(tf.range(most) < count, tf.float32)
 
 
 def _on_weights(config, sigma, psi):
@@ -276,6 +296,17 @@ def server_update(setup: _method.Setup, state, sent) -> collections.OrderedDict:
     return collections.OrderedDict(psi=_plus(state["psi"], means))
 
 
+def advice(config: FedMatchConfig, rounds: int) -> str | None:
+    """Says so if the run ends before its first helpers."""
+    first = max(config.h_interval, 2)  # In the first round nobody has taken part before.
+    if config.num_helpers == 0 or rounds >= first:
+        return None
+    return (
+        f"fedmatch has helpers from round {first} on (h_interval {config.h_interval}), and this "
+        f"run ends after {rounds}: it goes without."
+    )
+
+
 METHOD = _method.Method(
     "fedmatch",
     FedMatchConfig,
@@ -284,5 +315,6 @@ METHOD = _method.Method(
     server_update=server_update,
     initial_memory=_similar_clients.initial_memory,
     choose_helpers=_similar_clients.choose_helpers,
+    advice=advice,
     uniform_mean=True,
 )

@@ -80,16 +80,16 @@ class FedTriNetConfig:
         `cnn` both convolutions, of a ResNet the stem and the first convolution after it. The last
         layer is always the client's own.
       start_from: What the training of phase 2 starts from: "global" (w) or "spliced".
-      threshold_scale: 2.8, theta(r) as a multiple of m in the first rounds, 0 to 3.
-      threshold_hold: 10, the number of these rounds.
-      threshold_decay: .02, then the threshold is the share 1 - decay r of its first value, 0 to 1.
-      threshold_end: 35, the round from which it is the final share of its first value.
-      threshold_final: .5, that share, 0 to 1.
+      threshold_scale: theta(r) as a multiple of m in the first rounds, 0 to 3.
+      threshold_hold: The number of these rounds.
+      threshold_decay: Then the threshold is the share 1 - decay r of its first value, 0 to 1.
+      threshold_end: The round from which it is the final share of its first value.
+      threshold_final: That share, 0 to 1.
       refresh_mean: Whether m is measured in each round, or once, in the last round of phase 1 (in
         the first later one in which a client has unlabelled images if none has there).
       ramp_start: T1, the round up to which pseudo-labels have no weight, 0 or more.
       ramp_end: T2 >= T1, the round from which they have their full weight.
-      pseudo_label_weight: The full weight, .5, of the loss on pseudo-labelled images, 0 or more.
+      pseudo_label_weight: The full weight of the loss on pseudo-labelled images, 0 or more.
       seed: Unused; every configuration has one.
 
     Raises:
@@ -115,8 +115,7 @@ class FedTriNetConfig:
         checked: dict[str, Any] = {"seed": check.check_seed(self.seed)}
         whole = ("warmup_rounds", "first_layers", "threshold_hold", "threshold_end", "ramp_start")
         for name in (*whole, "ramp_end"):
-            # Rounds and layers are int32 in the graph.
-            checked[name] = check.check_int(name, getattr(self, name), 0, 2**31)
+            checked[name] = check.check_int(name, getattr(self, name), 0)
         check.check_name("start_from", self.start_from, STARTS)
         for name, most in (("scale", 3.0), ("decay", 1.0), ("final", 1.0)):
             name = f"threshold_{name}"
@@ -304,6 +303,20 @@ def server_update(setup: _method.Setup, state: Any, sent: Any) -> Any:
     )
 
 
+def advice(config: FedTriNetConfig, rounds: int) -> str | None:
+    """Says so if the run ends before its first pseudo-label."""
+    # The first r with alpha(r) > 0; m is known after a round.
+    r = config.ramp_end if config.ramp_end == config.ramp_start else config.ramp_start + 1
+    first = max(config.warmup_rounds + r, 1) + 1
+    if rounds >= first:
+        return None
+    return (
+        f"fedtrinet labels images from round {first} on (warmup_rounds {config.warmup_rounds}, "
+        f"ramp_start {config.ramp_start}), and this run ends after {rounds}: it is FedAvg on the "
+        "labelled images."
+    )
+
+
 METHOD = _method.Method(
     "fedtrinet",
     FedTriNetConfig,
@@ -311,5 +324,6 @@ METHOD = _method.Method(
     server_state=server_state,
     server_update=server_update,
     initial_memory=initial_memory,
+    advice=advice,
     uniform_mean=True,
 )

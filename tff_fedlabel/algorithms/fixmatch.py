@@ -45,8 +45,9 @@ class FedAvgFixMatchConfig:
     """FixMatch's own parameters, with the symbols of the paper.
 
     Attributes:
-      threshold: tau in [0, 1]; a pseudo-label is kept if its probability is not below it.
-      unlabeled_weight: lambda_u > 0, the weight of the loss on unlabelled images.
+      threshold: tau in [0, 1]; a pseudo-label is kept if its probability is not below it. .95, the
+        paper's.
+      unlabeled_weight: lambda_u > 0, the weight of the loss on unlabelled images. 1, the paper's.
       include_labeled: Whether labelled images are among the unlabelled ones, too.
       strong_augment: A, a callable `(images, *, seed) -> images` on what the model takes, as
         float32 (images in [0, 1]), `seed` an int32 [2] derived from seed, round and step; None for

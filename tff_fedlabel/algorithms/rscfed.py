@@ -36,6 +36,8 @@ What differs from the authors' code, and why:
   - Their learning rates are .03 at labelled and .021 at unlabelled clients, with momentum .9,
     weight decay 5e-4, batches of 64 and one epoch. Here the optimizer is the builder's, and
     `unlabeled_lr_factor` multiplies the unlabelled gradient, which for SGD is the same.
+  - Unlabelled images that hold a NaN or an infinity, or of which teacher or student gives one, are
+    left out; the mean is over the others, and r_k does not count them.
   - Randomness is stateless, from seed, round and step.
 """
 
@@ -47,6 +49,7 @@ import functools
 from collections.abc import Callable
 
 from tff_fedlabel import _validation, augmentation
+from tff_fedlabel._autograph import as_written
 from tff_fedlabel._lazy import tf
 from tff_fedlabel.algorithms import _local_training, _method, _views
 
@@ -58,16 +61,18 @@ class RSCFedConfig:
     """RSCFed's own parameters, with the symbols of the paper.
 
     Attributes:
-      num_groups: M, random groups of clients in a round (the paper's sub-consensus models).
-      group_size: K, clients in a group.
-      distance_scale: beta >= 0 in a group without a labelled client.
-      labeled_distance_scale: beta >= 0 in a group with a labelled client.
+      num_groups: M, random groups of clients in a round (the paper's sub-consensus models). 3, the
+        authors'.
+      group_size: K, clients in a group; where no more take part in a round, each group is all of
+        them, and nothing is left of the random choice. 5, the authors'.
+      distance_scale: beta >= 0 in a group without a labelled client. 1e4, the authors'.
+      labeled_distance_scale: beta >= 0 in a group with a labelled client. 100, the authors'.
       labeled_factor: Multiplies the weight of labelled clients in a group; above 0. The paper has
         1, the authors' published command 6.
       distance: How far two models are apart: whole (the norm of the difference of all weights) or
         by_tensor (the sum of the norms of the single tensors, the authors' code).
-      unlabeled_weight: lambda_u >= 0, the weight of the unlabelled loss.
-      sharpening_temperature: T > 0 of the teacher's sharpened predictions.
+      unlabeled_weight: lambda_u >= 0, the weight of the unlabelled loss. .02, the authors'.
+      sharpening_temperature: T of the teacher's sharpened predictions, 1e-6 to 1e6.
       ema_decay: The largest a in [0, 1] of the teacher's moving average.
       unlabeled_lr_factor: Learning rate of unlabelled steps as a share of that of labelled ones.
       max_gradient_norm: Norm to which the gradients of a step are clipped, None is no clipping. The
@@ -104,7 +109,9 @@ class RSCFedConfig:
         }
         for name in ("distance_scale", "labeled_distance_scale", "unlabeled_weight"):
             checked[name] = check.check_number(name, getattr(self, name))
-        positive = ("labeled_factor", "sharpening_temperature", "unlabeled_lr_factor")
+        name = "sharpening_temperature"
+        checked[name] = check.check_temperature(name, self.sharpening_temperature)
+        positive = ("labeled_factor", "unlabeled_lr_factor")
         for name in (*positive, "max_gradient_norm"):
             if getattr(self, name) is not None or name in positive:
                 checked[name] = check.check_number(
@@ -128,7 +135,8 @@ def client_update(setup: _method.Setup, client: _method.Client) -> _method.Clien
     """Labelled steps, then unlabelled ones with the client's mean teacher; r_k counts both.
 
     The metrics are `labeled_loss`, `unlabeled_loss` (with lambda_u), `kept_fraction` (1: the method
-    keeps every image) and, with `diagnose`, `pseudo_label_accuracy`, which is the teacher's.
+    keeps every image, unless it is not finite) and, with `diagnose`, `pseudo_label_accuracy`, which
+    is the teacher's.
     """
     max_norm = setup.config.max_gradient_norm
     local = _local_training.run(
@@ -169,37 +177,50 @@ def client_update(setup: _method.Setup, client: _method.Client) -> _method.Clien
     )
 
 
+@as_written
 def _unlabeled_step(setup, client, weights, batch, step_num, teaching):
     """The gradient of the unlabelled loss for one batch."""
     config, images = setup.config, batch["x"]
     teacher, _ = teaching
-    first, second = (
-        _views.augmented(
-            config.weak_augment,
-            images,
-            augmentation.step_seed(config.seed, client.round_num, 2 * step_num + view),
+
+    def on_rows(rows):
+        """Which of these rows are usable, and gradients and sums over all of them."""
+        shown = _views.rows(images, rows)
+        first, second = (
+            _views.augmented(
+                config.weak_augment,
+                shown,
+                augmentation.step_seed(config.seed, client.round_num, 2 * step_num + view),
+            )
+            for view in range(2)
         )
-        for view in range(2)
-    )
-    of_teacher = _views.logits(setup, client, teacher, first, training=False)
-    # Sharpened probabilities are those of logits divided by the temperature.
-    targets = tf.nn.softmax(of_teacher / config.sharpening_temperature)
+        of_teacher = _views.logits(setup, client, teacher, first, training=False)
+        # Sharpened probabilities are those of logits divided by the temperature.
+        targets = tf.nn.softmax(of_teacher / config.sharpening_temperature)
 
-    def mean_loss(weights):
-        logits = _views.logits(setup, client, weights, second, training=True)
-        distances = tf.nn.softmax(logits) - targets
-        losses = tf.reduce_sum(distances**2, axis=-1)
-        return config.unlabeled_weight * tf.reduce_mean(losses)
+        def mean_loss(weights):
+            logits = _views.logits(setup, client, weights, second, training=True)
+            distances = tf.nn.softmax(logits) - targets
+            losses = tf.reduce_sum(distances**2, axis=-1)
+            return config.unlabeled_weight * tf.reduce_mean(losses), logits
 
-    loss, gradients = _local_training.differentiate(mean_loss, weights)
-    number = tf.cast(tf.shape(targets)[0], tf.float32)
+        (loss, logits), gradients = _local_training.differentiate(mean_loss, weights)
+        number = tf.cast(tf.size(rows), tf.float32)
+        sums = number, loss * number
+        if setup.diagnose:
+            guessed = tf.argmax(targets, axis=-1)
+            hidden = tf.reshape(tf.cast(tf.gather(batch["y"], rows), guessed.dtype), [-1])
+            sums = (*sums, _views.count(tf.equal(guessed, hidden)))
+        return _views.usable(shown, of_teacher, logits), (gradients, sums)
+
+    rows = tf.where(_views.usable(images))[:, 0]
+    gradients, (number, loss, *hits) = _views.of_usable_rows(on_rows, rows)
     metrics = collections.OrderedDict(
-        unlabeled_loss=(loss * number, number), kept_fraction=(number, number)
+        unlabeled_loss=(loss, number),
+        kept_fraction=(number, tf.cast(_views.batch_size(images), tf.float32)),
     )
     if setup.diagnose:
-        guessed = tf.argmax(targets, axis=-1)
-        hits = tf.equal(guessed, tf.reshape(tf.cast(batch["y"], guessed.dtype), [-1]))
-        metrics["pseudo_label_accuracy"] = (_views.count(hits), number)
+        metrics["pseudo_label_accuracy"] = (*hits, number)
     return _local_training.Step(gradients, number, metrics)
 
 
@@ -226,13 +247,20 @@ def _follow(decay, weights, teaching):
     return teacher, steps + 1
 
 
+@as_written
 def aggregate(setup: _method.Setup, clients: _method.Clients):
     """Step 2: the mean of the consensus of M groups."""
     config = setup.config
     groups = draw_groups(config, clients.weights > 0, clients.round_num)
-    consensus = [_consensus(config, clients, group) for group in tf.unstack(groups)]
-    by_weight = zip(*consensus, strict=True)
-    return tuple(tf.add_n(list(parts)) / config.num_groups for parts in by_weight)
+    zeros = tuple(tf.zeros(d.shape[1:], d.dtype) for d in clients.delta)
+
+    def add(total, group):
+        consensus = _consensus(config, clients, group)
+        return tuple(t + c for t, c in zip(total, consensus, strict=True))
+
+    # A loop, not M copies of a group, and with one group's consensus in memory at a time.
+    total = tf.foldl(add, groups, zeros, parallel_iterations=1)
+    return tuple(t / config.num_groups for t in total)
 
 
 def draw_groups(config: RSCFedConfig, able: tf.Tensor, round_num: tf.Tensor) -> tf.Tensor:
@@ -267,7 +295,9 @@ def _consensus(config, clients, group):
         distances = tf.reduce_sum(tf.sqrt(squares), axis=0)
     labeled = clients.sent["labeled"] > 0
     scale = tf.where(
-        tf.reduce_any(group & labeled), config.labeled_distance_scale, config.distance_scale
+        tf.reduce_any(group & labeled),
+        config.labeled_distance_scale,
+        config.distance_scale,
     )
     # As logarithms, for exp(-beta ...) may be 0 for all of a group.
     scores = tf.math.log(size) - scale * distances / clients.sent["images"]

@@ -28,6 +28,8 @@ What differs from the authors' code, and why:
     round. Theirs is SGD with learning rate .03 (cosine schedule), Nesterov momentum .9 and weight
     decay 5e-4. Gradients are clipped to norm 1 there, here if `max_gradient_norm` says so.
   - Batch statistics (their "static batch normalisation") do not exist: models here have none.
+  - Images that hold a NaN or an infinity, or of which the received model gives one, are neither
+    labelled nor mixed with others.
   - Randomness is stateless: lambda and the numbers of the images to mix depend on seed, round and
     step, so they are the same at all clients, whose images differ.
 Labelled images at clients are not read.
@@ -41,6 +43,7 @@ import functools
 from collections.abc import Callable
 
 from tff_fedlabel import _validation, augmentation
+from tff_fedlabel._autograph import as_written, given
 from tff_fedlabel._lazy import tf
 from tff_fedlabel.algorithms import _local_training, _method, _views
 
@@ -53,8 +56,9 @@ class SemiFLConfig:
     """SemiFL's own parameters.
 
     Attributes:
-      threshold: tau in [0, 1]; a pseudo-label is kept if its probability is at least that.
-      mixup_alpha: a > 0 of lambda ~ Beta(a, a), by which images are mixed.
+      threshold: tau in [0, 1]; a pseudo-label is kept if its probability is at least that. .95,
+        the authors'.
+      mixup_alpha: a > 0 of lambda ~ Beta(a, a), by which images are mixed. .75, the authors'.
       mixup_weight: Weight >= 0 of the loss on mixed images; 0 leaves mixing out (the authors' loss
         "fix").
       server_epochs: Passes of the server over its labelled images in a round, E.
@@ -114,13 +118,13 @@ def client_update(setup: _method.Setup, client: _method.Client) -> _method.Clien
     the server's.
     """
     rows, batch_size = _all_rows(client.unlabeled)
-    labels, mask = _label(setup, client, rows["x"], batch_size)
-    kept_rows = tf.where(mask)[:, 0]
+    labels, mask, usable = _label(setup, client, rows["x"], batch_size)
+    kept_rows, usable_rows = tf.where(mask)[:, 0], tf.where(usable)[:, 0]
     student = _local_training.run(
         setup,
         client.hparams,
         _local_training.clipped(
-            functools.partial(_client_step, setup, client, rows["x"], labels),
+            functools.partial(_client_step, setup, client, rows["x"], labels, usable_rows),
             setup.config.max_gradient_norm,
         ),
         client.weights,
@@ -142,6 +146,7 @@ def client_update(setup: _method.Setup, client: _method.Client) -> _method.Clien
     )
 
 
+@as_written
 def _all_rows(batches: tf.data.Dataset):
     """All images of a client's batches as one, and the size of the largest batch, int64 (>= 1)."""
     none = tf.nest.map_structure(
@@ -163,9 +168,10 @@ def _batches(rows: tf.Tensor, batch_size: tf.Tensor) -> tf.data.Dataset:
 
 
 def _label(setup, client, images, batch_size):
-    """Step 1: the received model's labels of all images, int64 [n], and which are kept, bool [n].
+    """Step 1: the received model's labels of all images, int64 [n].
 
-    All batches have the same seed, so an image that occurs twice has the same view and label.
+    And which of them are kept, and which images are usable, bool [n]. All batches have the same
+    seed, so an image that occurs twice has the same view and label.
     """
     number = tf.shape(tf.nest.flatten(images)[0], tf.int64)[0]
     seed = _seed(setup, client, -1, _VIEWS)
@@ -173,7 +179,8 @@ def _label(setup, client, images, batch_size):
     confidence = tf.zeros(number[tf.newaxis], tf.float32)
 
     def next_labels(labels, confidence, rows):
-        views = _weak(setup, _views.rows(images, rows), seed)
+        shown = _views.rows(images, rows)
+        views = _weak(setup, shown, seed)
         logits = setup.model.predict_on_batch(
             (client.weights, client.non_trainable), _to_model(views, images), training=False
         )
@@ -181,6 +188,7 @@ def _label(setup, client, images, batch_size):
         where = rows[:, tf.newaxis]
         best = tf.argmax(probabilities, axis=-1)
         highest = tf.reduce_max(probabilities, axis=-1)
+        highest = tf.where(_views.usable(shown, probabilities), highest, -1.0)
         return (
             tf.tensor_scatter_nd_update(labels, where, best),
             tf.tensor_scatter_nd_update(confidence, where, highest),
@@ -188,10 +196,11 @@ def _label(setup, client, images, batch_size):
 
     for rows in iter(_batches(tf.range(number), batch_size)):
         labels, confidence = next_labels(labels, confidence, rows)
-    return labels, confidence >= setup.config.threshold
+    return labels, confidence >= setup.config.threshold, confidence >= 0
 
 
-def _client_step(setup, client, images, labels, weights, rows, step_num):
+@as_written
+def _client_step(setup, client, images, labels, usable_rows, weights, rows, step_num):
     """Step 2 for the batch of D_fix with these row numbers."""
     config = setup.config
     size = tf.size(rows)
@@ -200,15 +209,16 @@ def _client_step(setup, client, images, labels, weights, rows, step_num):
     weak = _weak(setup, _views.rows(images, rows), seed)
     strong = weak
     if config.strong_augment is not None:
-        strong = config.strong_augment(weak, seed=seed)
+        strong = given(config.strong_augment)(weak, seed=seed)
     views = _to_model(strong, images)
     if config.mixup_weight > 0:
         partners = tf.random.stateless_uniform(
             size[tf.newaxis],
             _seed(setup, client, step_num, _PARTNERS),
-            maxval=tf.size(labels, tf.int64),
+            maxval=tf.size(usable_rows, tf.int64),
             dtype=tf.int64,
         )
+        partners = tf.gather(usable_rows, partners)
         y_mix = tf.gather(labels, partners)
         share = draw_lambda(config.mixup_alpha, _seed(setup, client, step_num, _LAMBDA))
         mixed = tf.nest.map_structure(
@@ -250,17 +260,19 @@ def server_training(setup: _method.Setup, server: _method.Server) -> _method.Ser
     config = setup.config
     number = tf.shape(server.data["y"], tf.int64)[0]
     batch_size = tf.minimum(number, config.server_batch_size)
-    orders = []
-    for epoch in range(config.server_epochs):
+
+    def one_pass(epoch):
         seed = augmentation.step_seed(config.seed, server.round_num, epoch)
-        orders.append(tf.random.experimental.stateless_shuffle(tf.range(number), seed))
-    epochs = tf.data.Dataset.from_tensor_slices(tf.stack(orders))
-    batches = epochs.flat_map(lambda order: _batches(order, batch_size))
+        order = tf.random.experimental.stateless_shuffle(tf.range(number), seed)
+        return _batches(order, batch_size)
+
+    batches = tf.data.Dataset.range(config.server_epochs).flat_map(one_pass)
     received = _method.Client(
         server.weights, server.non_trainable, None, None, server.round_num, server.hparams
     )
     labeled_step = _local_training.labeled_step(setup, received)
 
+    @as_written
     def step(weights, rows, step_num):
         images, labels = server.data["x"], server.data["y"]
         weak = _weak(setup, _views.rows(images, rows), _seed(setup, received, step_num, _VIEWS))
@@ -288,7 +300,7 @@ def _weak(setup, images, seed):
     views = tf.nest.map_structure(augmentation.to_float, images)
     if setup.config.weak_augment is None:
         return views
-    return setup.config.weak_augment(views, seed=seed)
+    return given(setup.config.weak_augment)(views, seed=seed)
 
 
 def _to_model(views, images):

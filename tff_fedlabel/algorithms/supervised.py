@@ -5,6 +5,16 @@ Deep Networks from Decentralized Data", AISTATS 2017. FedProx: Li, Sahu, Zaheer,
 and Smith, "Federated Optimization in Heterogeneous Networks", MLSys 2020. On partly labelled
 clients they are the lower bound that FedLabel is measured against; on clients whose images are all
 labelled, the upper bound. Unlabelled images are never read.
+
+What differs from the papers:
+  * A client takes the number of steps that its data have, tau of the run, not epochs over all its
+    images; the trainer's `tau="epoch"` is one epoch.
+  * The mean over the clients is weighted by the images that were used, r_k, as in FedLabel, not by
+    those that a client has. With as many steps for each client both are the same but for batches
+    that are not full.
+  * The cohort is drawn by the caller, in the trainer uniformly; FedProx' paper draws clients by
+    their shares of the images and weights them alike.
+  * FedProx: all clients do the same work. The paper also lets slow ones do less.
 """
 
 from __future__ import annotations

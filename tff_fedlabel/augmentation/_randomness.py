@@ -14,6 +14,7 @@ import numbers
 
 import numpy as np
 
+from tff_fedlabel._autograph import as_written
 from tff_fedlabel._lazy import tf
 
 _WORD = 0xFFFFFFFF
@@ -21,6 +22,7 @@ _STREAMS = {"strong": 0x5EED51, "weak": 0x5EEDAE}
 _SEED_WORDS = (0x5EED01, 0x5EED02)
 
 
+@as_written
 def step_seed(seed, round_num, step):
     """Makes the seed of one step of one round: a hash, without any state.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from tff_fedlabel import _validation
+from tff_fedlabel._autograph import as_written
 from tff_fedlabel._lazy import tf
 from tff_fedlabel.augmentation._operations import MAX_MAGNITUDE, OPERATIONS, grouped_operations
 from tff_fedlabel.augmentation._pixels import check_data, float_images, from_levels, to_levels
@@ -81,6 +82,10 @@ class RandAugment:
         Raises:
           ValueError: if an argument has the wrong dtype or shape.
         """
+        return self._augmented(images, seed)
+
+    @as_written  # AutoGraph takes over a second to convert it in each new process.
+    def _augmented(self, images, seed):
         images = float_images(images)
         if self.num_ops == 0:
             return images
@@ -90,7 +95,7 @@ class RandAugment:
         operations = tf.cast(high_bits(bits * len(OPERATIONS), 32), tf.int32)
         signs = tf.cast(1 - 2 * (bits & 1), tf.float32)
 
-        apply = grouped_operations(float(self.magnitude), *images.shape[1:])
+        apply = grouped_operations(self.magnitude, *images.shape[1:])
 
         def one_slot(slot, levels):
             return slot + 1, apply(levels, operations[:, slot], signs[:, slot])
@@ -131,7 +136,7 @@ def apply_operation(name, images, magnitude, *, sign=1):
     images = float_images(images)
     levels = to_levels(images)
     batch = tf.shape(levels)[:1]
-    apply = grouped_operations(float(magnitude), *images.shape[1:])
+    apply = grouped_operations(magnitude, *images.shape[1:])
     levels = apply(
         levels, tf.fill(batch, OPERATIONS.index(name)), tf.fill(batch, tf.constant(float(sign)))
     )

@@ -14,6 +14,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_fedlabel import _validation
+from tff_fedlabel._autograph import as_written
 from tff_fedlabel.models import _arguments
 from tff_fedlabel.models._random_operations import warn_of_stateful_draws
 from tff_fedlabel.models._stateless import BatchNormError, modules_of, stateless_forward
@@ -100,7 +101,7 @@ def functional_model(
         for weights in (model.trainable_weights, model.non_trainable_weights)
     )
 
-    @tf.function
+    @tf.function(autograph=False)
     def predict_on_batch(model_weights: Any, x: tf.Tensor, training: bool = True) -> tf.Tensor:
         weights = tf.nest.flatten(model_weights)
         return tf.cast(forwards[training](_float_pixels(x), *weights), tf.float32)
@@ -244,6 +245,7 @@ def _cross_entropy(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
     )
 
 
+@as_written
 def _mean_cross_entropy(output, label, sample_weight=None) -> tf.Tensor:
     losses = _cross_entropy(output, label)
     if sample_weight is not None:
@@ -252,7 +254,7 @@ def _mean_cross_entropy(output, label, sample_weight=None) -> tf.Tensor:
     return tf.reduce_sum(losses) / tf.cast(tf.maximum(tf.size(losses), 1), losses.dtype)
 
 
-@tf.function
+@tf.function(autograph=False)
 def _initialize_metrics():
     return collections.OrderedDict(
         num_examples=tf.zeros([], tf.int64),
@@ -261,7 +263,7 @@ def _initialize_metrics():
     )
 
 
-@tf.function
+@tf.function(autograph=False)
 def _update_metrics(state, labels, batch_output, sample_weight=None):
     del sample_weight  # The interface has it; nothing in tff.learning passes it.
     logits = batch_output.predictions
@@ -274,7 +276,7 @@ def _update_metrics(state, labels, batch_output, sample_weight=None):
     )
 
 
-@tf.function
+@tf.function(autograph=False)
 def _finalize_metrics(state):
     num_examples = tf.cast(state["num_examples"], tf.float32)
     return collections.OrderedDict(
