@@ -226,6 +226,22 @@ def test_help_has_every_flag_once_under_a_heading(main, capsys):
             )
 
 
+def test_the_help_tells_what_a_parameter_is_in_each_method(main, capsys):
+    """And its default there: the classes' own, written here once more."""
+    assert main("--help") == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for words in (
+        "fedlabel: beta in [0, 1]; a pseudo-label is kept if its probability is strictly greater "
+        "[0.5]",
+        "fedavg_fixmatch and fedprox_fixmatch: tau in [0, 1]; a pseudo-label is kept if its "
+        "probability is not below it",
+        "--lambda_l1 weight >= 0 of ||psi||_1 [0.0001]",
+        '--tsa training signal annealing: "none", "linear", "log" or "exp" [none]',
+        "--include_labeled whether labelled images are among the unlabelled ones, too [true]",
+    ):
+        assert words in text
+
+
 @pytest.mark.parametrize("there", [None, "empty", "a run"])
 def test_resume_where_no_run_is_says_that_one_starts(there, tmp_path, main, calls, capfd):
     run = tmp_path / "run"

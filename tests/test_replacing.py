@@ -17,6 +17,20 @@ def test_a_failure_leaves_what_was_there(tmp_path):
     assert len(list(tmp_path.iterdir())) == 2
 
 
+def test_a_folder_is_not_replaced_by_a_file_nor_a_file_by_a_folder(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "file").write_text("old")
+    (tmp_path / "file").write_text("old")
+    with pytest.raises(_replacing.OutputError, match="folder is a folder, not a file"):
+        with _replacing.replacing(tmp_path / "folder") as partial:
+            partial.write_text("new")
+    with pytest.raises(_replacing.OutputError, match="file is a file, not a folder"):
+        with _replacing.replacing(tmp_path / "file") as partial:
+            partial.mkdir()
+    assert (tmp_path / "file").read_text() == (tmp_path / "folder" / "file").read_text() == "old"
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 def killed_while_writing(path):
     """The partial file of a process that could not remove it."""
     with pytest.raises(FileNotFoundError), _replacing.replacing(path) as partial:

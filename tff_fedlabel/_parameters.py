@@ -50,10 +50,10 @@ def of(config_class: type) -> dict[str, Parameter]:
     found = {}
     for field in dataclasses.fields(config_class):
         default = None if field.default is dataclasses.MISSING else field.default
-        annotated = getattr(field.type, "__name__", str(field.type))
-        words = annotated.split(" | ")
-        named = [_KINDS[word] for word in words if word in _KINDS]
-        kinds = [type(default)] if type(default) in _KINDS.values() else named
+        named = _named_kinds(field.type)
+        # "float = 1" is a float; where several are named, the default tells.
+        of_default = [type(default)] if type(default) in _KINDS.values() else []
+        kinds = named if len(named) == 1 else of_default or named
         if not kinds or not (default is None or type(default) in _KINDS.values()):
             continue
         text = field.metadata.get("help") or documented.get(field.name, "")
@@ -62,6 +62,13 @@ def of(config_class: type) -> dict[str, Parameter]:
             field.name, str if or_text else kinds[0], default, text, or_text
         )
     return found
+
+
+def _named_kinds(annotation: Any) -> list[type]:
+    """The kinds in an annotation such as float, "float | None" or Optional[float]."""
+    text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
+    text = re.sub(r"^(typing\.)?Optional\[(\w+)\]$", r"\2", text)
+    return [_KINDS[word] for word in text.split(" | ") if word in _KINDS]
 
 
 def _attributes(docstring: str) -> dict[str, str]:

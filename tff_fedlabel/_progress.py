@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import sys
 from collections.abc import Callable, Iterator
 
 import tqdm
@@ -35,6 +36,11 @@ def bar(rounds: int) -> Iterator[Callable[[int, dict[str, float]], None]]:
             progress.update(done - progress.n)
 
         yield on_round
+
+
+def write(text: str) -> None:
+    """Shows a line on stderr, above the bar if there is one."""
+    tqdm.tqdm.write(text, file=sys.stderr)
 
 
 def headline(metrics: dict[str, float]) -> dict[str, str]:

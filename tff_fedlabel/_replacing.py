@@ -49,6 +49,9 @@ def replacing(path: str | os.PathLike) -> Iterator[pathlib.Path]:
 
     Args:
       path: The file or folder to be written; its ending stays that of the path to write to.
+
+    Raises:
+      OutputError: There is a folder where a file was written, or a file where a folder was.
     """
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -56,6 +59,9 @@ def replacing(path: str | os.PathLike) -> Iterator[pathlib.Path]:
     _remove(partial)  # A process of the same number may have been killed.
     try:
         yield partial
+        if path.exists() and path.is_dir() != partial.is_dir():
+            there, wanted = ("folder", "file") if path.is_dir() else ("file", "folder")
+            raise OutputError(f"{path} is a {there}, not a {wanted}: choose another name.")
         if path.is_dir():
             old = path.with_name(f".{path.name}.old-{os.getpid()}")
             os.rename(path, old)

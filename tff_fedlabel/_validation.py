@@ -15,6 +15,11 @@ from typing import Any
 # that it can be used with.
 LABELS_AT = ("every_client", "server", "some_clients")
 
+# TensorFlow computes with int32 and float32; between these two float32 is at its full precision,
+# and below the first it is 0 where TensorFlow flushes.
+_INT32_LIMIT = 2**31
+_LEAST_FLOAT32, _MOST_FLOAT32 = 2.0**-126, (2.0 - 2.0**-23) * 2.0**127
+
 
 class WrongTypeError(TypeError, ValueError):
     """An argument is of the wrong type. A `ValueError` too: it is a bad argument like others."""
@@ -34,18 +39,21 @@ def check_name(field: str, name: Any, known: Iterable[str]) -> str:
 def check_int(
     name: str, value: Any, least: int = 1, limit: int | None = None, or_else: str = ""
 ) -> int:
-    """Returns a whole number in [least, limit).
+    """Returns a whole number in [least, limit), an int32 where there is no limit.
 
     Args:
       name: What the argument is called.
       value: Any integer, also NumPy's; no bool.
       least: The smallest that is allowed.
-      limit: The first that is too large.
+      limit: The first that is too large; None is that of int32, 2**31.
       or_else: What else the caller takes, for the message: " or 'epoch'".
     """
+    integral = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if limit is None and integral and value >= _INT32_LIMIT:
+        limit = _INT32_LIMIT
     wanted = f"of {least} or more" if limit is None else f"in [{least}, {limit})"
     message = f"{name} must be a whole number {wanted}{or_else}, got {value!r}."
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+    if not integral:
         raise WrongTypeError(message)
     if value < least or (limit is not None and value >= limit):
         raise ValueError(message)
@@ -79,15 +87,27 @@ def check_seed(seed: Any, name: str = "seed") -> int:
 def check_number(
     name: str, value: Any, low: float = 0.0, high: float = math.inf, open_low: bool = False
 ) -> float:
-    """Returns a number in [low, high], or in (low, high] with `open_low`; never a NaN.
+    """Returns a float in [low, high], or in (low, high] with `open_low`; never a NaN.
 
-    Where `high` is infinite, infinity itself is refused; `check_number_or_infinity` takes it.
+    It is 0, or a number that float32 can hold: neither so large that it would be infinite there
+    nor so small that it would be 0. `check_number_or_infinity` takes infinity.
     """
-    return _check_number(name, value, low, high, open_low, infinity=False)
+    number = _check_number(name, value, low, high, open_low, infinity=False)
+    if number != 0 and not _LEAST_FLOAT32 <= abs(number) <= _MOST_FLOAT32:
+        raise ValueError(
+            f"{name} must be a number that float32 can hold, {_LEAST_FLOAT32:.2g} to "
+            f"{_MOST_FLOAT32:.2g}{'' if open_low else ' or 0'}, got {value!r}."
+        )
+    return number
+
+
+def check_temperature(name: str, value: Any) -> float:
+    """Returns a float in [1e-6, 1e6]: logits divided by a smaller one would be infinite."""
+    return check_number(name, value, 1e-6, 1e6)
 
 
 def check_number_or_infinity(name: str, value: Any, low: float = 0.0) -> float:
-    """Returns a number of `low` or more, or infinity."""
+    """Returns a float of `low` or more, or infinity."""
     return _check_number(name, value, low, math.inf, False, infinity=True)
 
 
@@ -104,8 +124,10 @@ def _check_number(name, value, low, high, open_low, infinity):
         raise ValueError(message)
     if value == math.inf and not infinity:
         raise ValueError(message)
-    # An int stays one: what was written into a configuration is what is read from it.
-    return int(value) if isinstance(value, numbers.Integral) else float(value)
+    try:
+        return float(value)
+    except OverflowError:  # A whole number of hundreds of digits.
+        raise ValueError(message) from None
 
 
 def check_flag(name: str, value: Any) -> bool:

@@ -54,6 +54,14 @@ def _run_parameters() -> dict[str, _parameters.Parameter]:
     return {name: p for name, p in run_parameters().items() if name not in _NO_FLAGS}
 
 
+def parameters() -> dict[str, _parameters.Parameter]:
+    """The choices of a run that are flags, those of all methods among them, by name."""
+    from tff_fedlabel.training.config import method_parameters
+
+    of_methods = {name: next(iter(p.values())) for name, p in method_parameters().items()}
+    return {**_run_parameters(), **of_methods}
+
+
 def define_flags() -> list[str]:
     """Defines the flags of `main`. A flag that is not given leaves the choice to the task.
 
@@ -79,13 +87,14 @@ def define_flags() -> list[str]:
     flags.DEFINE_string("algorithm", "fedlabel", _list(algorithms.METHODS), module_name=_METHOD)
     for parameter in _run_parameters().values():
         heading = _HEADING_OF.get(parameter.name, _TRAINING)
-        _KINDS[parameter.kind](parameter.name, None, parameter.help, module_name=heading)
+        _KINDS[parameter.kind](parameter.name, None, _text(parameter), module_name=heading)
     _define_runtime_flags()
     _define_output_flags()
     headings = [_DATA, _METHOD, _TRAINING, _PRIVACY, _RUNTIME, _OUTPUT]
-    for parameter, methods in method_parameters().values():
-        heading = f"parameters of {_list(methods, 'and')}"
-        _KINDS[parameter.kind](parameter.name, None, parameter.help, module_name=heading)
+    for name, of_methods in method_parameters().items():
+        heading = f"parameters of {_list(of_methods, 'and')}"
+        kind = next(iter(of_methods.values())).kind
+        _KINDS[kind](name, None, _explanation(of_methods), module_name=heading)
         headings.append(heading)
     return list(dict.fromkeys(headings))
 
@@ -120,6 +129,23 @@ def _define_output_flags() -> None:
     command_line.define_verbose(_OUTPUT)
 
 
+def _text(parameter: _parameters.Parameter) -> str:
+    """The help of a parameter, and its default."""
+    default = str(parameter.default)
+    default = default.lower() if parameter.kind is bool else default
+    return parameter.help + (f" [{default}]" if parameter.default not in (None, "") else "")
+
+
+def _explanation(of_methods: dict[str, _parameters.Parameter]) -> str:
+    """What methods say of a parameter that they share, and its default in each."""
+    methods_with: dict[str, list[str]] = {}
+    for method, parameter in of_methods.items():
+        methods_with.setdefault(_text(parameter), []).append(method)
+    if len(methods_with) == 1:
+        return next(iter(methods_with))
+    return "\n".join(f"{_list(m, 'and')}: {text}" for text, m in methods_with.items())
+
+
 def _list(names, conjunction: str = "or") -> str:
     *most, last = names
     return f"{', '.join(most)} {conjunction} {last}" if most else last
@@ -127,9 +153,8 @@ def _list(names, conjunction: str = "or") -> str:
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command line `argv` (with the program's name first); returns the exit code."""
-    return command_line.run_command(
-        argv, define_flags, _train, "A flag that is not given takes the task's value."
-    )
+    epilogue = "A flag that is not given takes the task's value, else the one in [ ]."
+    return command_line.run_command(argv, define_flags, _train, epilogue)
 
 
 def _train() -> int:
@@ -154,6 +179,8 @@ def _train() -> int:
     if FLAGS.resume and _holds_nothing(output_dir):
         print(f"starts a new run: {output_dir} holds none", file=sys.stderr)
     terminal = sys.stderr.isatty()
+    if terminal:  # For the seconds before there is a progress bar.
+        print(f"{output_dir}: loading TensorFlow and the data", file=sys.stderr)
     summary = training.run(
         config,
         output_dir,
@@ -171,11 +198,8 @@ def _train() -> int:
 
 def given_choices() -> dict[str, Any]:
     """The choices of a run that the flags name, but for the method."""
-    from tff_fedlabel.training.config import method_parameters
-
     choices = {"task": FLAGS.task} if FLAGS["task"].present else {}
-    of_methods = {name: p for name, (p, _) in method_parameters().items()}
-    for name, parameter in {**_run_parameters(), **of_methods}.items():
+    for name, parameter in parameters().items():
         if getattr(FLAGS, name) is not None:
             choices[name] = parameter.parse(getattr(FLAGS, name))
     return choices

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from absl import flags
 
+from tff_fedlabel import _own_methods
+
 FLAGS = flags.FLAGS
 _INTERNAL = ("probe",)  # by which scripts call themselves
 flags.disclaim_key_flags()  # absl files a flag that is defined here under the script that asks.
@@ -44,6 +46,30 @@ def define_flags_of_model() -> None:
     flags.DEFINE_string("data_dir", None, "where the data set lies; for runs of older versions")
 
 
+def check_output(flag: str, path: str | os.PathLike, folder: bool = True) -> None:
+    """Makes the folder for results before the work for them begins.
+
+    Args:
+      flag: The flag that names it.
+      path: The folder, or a file in it.
+      folder: Whether `path` is the folder.
+
+    Raises:
+      UsageError: Nothing can be written there.
+    """
+    parent = os.fspath(path) if folder else os.path.dirname(os.path.abspath(path))
+    try:
+        os.makedirs(parent, exist_ok=True)
+    except OSError as error:
+        reason = "it is a file" if os.path.isfile(parent) else error.strerror
+        text = f"--{flag} {path} cannot be written to ({reason}); choose another"
+        raise UsageError(text) from error
+    if not folder and os.path.isdir(path):
+        raise UsageError(f"--{flag} {path} is a folder, not a file; choose another name")
+    if not os.access(parent, os.W_OK):
+        raise UsageError(f"--{flag} {path}: {parent} cannot be written to; choose another")
+
+
 def run_command(
     argv: Sequence[str],
     define: Callable[[], Sequence[str] | None],
@@ -65,6 +91,7 @@ def run_command(
     Returns:
       The exit code. What goes wrong is told in one line on stderr.
     """
+    _own_methods.check_not_loading()
     with _interrupts_at_once():
         try:
             return _run(argv, define, command, epilogue, arguments)
@@ -75,7 +102,10 @@ def run_command(
 def _run(argv, define, command, epilogue, arguments) -> int:
     # absl files the flags of a script under its name.
     module = sys.argv[0] if define.__module__ == "__main__" else define.__module__
-    headings = define() or (module,)
+    try:
+        headings = define() or (module,)
+    except _own_methods.MethodFileError as error:
+        return _complain(str(error), 2)
     if "verbose" not in FLAGS:
         define_verbose(headings[-1])
     try:
@@ -115,7 +145,7 @@ def _wrong_number(given: Sequence[str], arguments: str) -> str | None:
 def _explain(error: Exception) -> tuple[str, int]:
     """The line that tells a user what went wrong, and the exit code."""
     text = " ".join(str(error).split()) or type(error).__name__
-    if isinstance(error, UsageError):
+    if isinstance(error, UsageError | _own_methods.MethodFileError):
         return text, 2
 
     from tff_fedlabel import runtime, training
@@ -177,7 +207,9 @@ def _help(program: str, headings: Sequence[str], epilogue: str, arguments: str) 
         for flag in flags_of_group:
             shown = ",".join(flag.default) if isinstance(flag.default, list) else flag.default
             default = "" if shown in (None, False) else f" [{shown}]"
-            lines.append(f"  --{flag.name:<{width}}{flag.help}{default}")
+            first, *others = f"{flag.help}{default}".splitlines()
+            lines.append(f"  --{flag.name:<{width}}{first}")
+            lines += [" " * (width + 4) + other for other in others]
         lines.append("")
     if epilogue:
         lines.append(epilogue)

@@ -5,7 +5,6 @@ import dataclasses
 import pytest
 from small_run import SMALL
 
-from tff_fedlabel.runtime import device
 from tff_fedlabel.training import experiment as experiments
 
 
@@ -13,29 +12,6 @@ from tff_fedlabel.training import experiment as experiments
 def built():
     """What `training.build` made in this process, by configuration."""
     return {}
-
-
-@pytest.fixture(scope="session")
-def plans():
-    """What `compile_once` compiled: (computation, plan), by the computation's id."""
-    return {}
-
-
-@pytest.fixture(scope="module")
-def compile_once(plans):
-    """What one device runtime has compiled serves all of them."""
-    compile_computation = device.compile_computation
-
-    def compiled(computation, simulate_secure_aggregation=False):
-        key = id(computation), simulate_secure_aggregation
-        if key not in plans:
-            # Holding the computation, so that no other one gets its id.
-            plans[key] = computation, compile_computation(computation, simulate_secure_aggregation)
-        return plans[key][1]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(device, "compile_computation", compiled)
-        yield
 
 
 @pytest.fixture
@@ -66,4 +42,4 @@ def build_once(built, compile_once, monkeypatch):
 
 @pytest.fixture
 def small_flags():
-    return [text for name, value in SMALL.items() for text in (f"--{name}", str(value))]
+    return [f"--{name}={value}" for name, value in SMALL.items()]

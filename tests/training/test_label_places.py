@@ -37,7 +37,8 @@ def test_a_method_has_a_place_of_its_own(algorithm, default):
 def test_digits_has_values_for_rscfed():
     config = training.make_config("digits", "rscfed")
     assert config.lr == 0.2 and config.algorithm_config().labeled_factor == 6.0
-    assert config.algorithm_config().group_size == 5
+    # Of 5 clients in a round: with the default of 5 each group would be all of them.
+    assert config.algorithm_config().group_size == 3 < config.clients_per_round
     assert training.make_config("digits", "semifl").lr == 0.05
 
 
@@ -79,7 +80,7 @@ def run(main, small_flags, tmp_path):
 @pytest.mark.usefixtures("build_once")
 def test_labels_at_the_server(run):
     flags = ("--rounds", "4", "--threshold", "0.15", "--server_batch_size", "32")
-    code, whole = run("semifl", "whole", *flags)
+    code, whole = run("semifl", "whole", *flags, "--client_accuracy")
     assert code == 0
     summary = json.loads((whole / "summary.json").read_text())
     labeled = 6 * round(0.2 * (1437 // 6))
@@ -114,6 +115,7 @@ def _checkpoint(directory):
 def test_labels_at_some_clients(run, capfd):
     """Rounds in which no client has a label, or each, are like others."""
     flags = ("--rounds", "4", "--labels_at", "some_clients", "--clients_per_round", "1")
+    flags += ("--client_accuracy",)
     code, directory = run("fedlabel", "some", *flags, "--labeled_fraction", "0.4")
     assert code == 0
     table = pd.read_csv(directory / "partition.csv").pivot(

@@ -60,11 +60,11 @@ def test_every_round_and_evaluation_is_released(whole):
     assert list(rounds.index) == list(range(1, small_program.ROUNDS + 1))
     assert rounds["model_metrics/kept_fraction"].between(0, 1).all()
     evaluations = table(whole / "evaluations.csv")
-    assert list(evaluations.index) == [2, 4, 6, 8, 10]
+    assert list(evaluations.index) == [2, 4, 6, 8]
     assert (evaluations["model_metrics/num_examples"] == 30).all()
     assert any((whole / "tensorboard").iterdir())
     assert {path.name for path in (whole / "model").iterdir()} == {
-        "release_training_checkpoint_round_10",
+        "release_training_checkpoint_round_8",
     }
 
 

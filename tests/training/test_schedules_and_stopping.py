@@ -95,6 +95,21 @@ def test_early_stopping_keeps_the_best(tmp_path, monkeypatch):
     )
 
 
+def test_a_run_that_diverges_says_so_once(tmp_path, monkeypatch, capfd):
+    """From the third round on no client's update is finite."""
+    monkeypatch.setattr(
+        loop, "lr_factor", lambda _, round_num, rounds: (1, 1, 1e38)[min(round_num, 2)]
+    )
+    accuracies(monkeypatch, 0.5, 0.4, 0.3, 0.3)
+    training.run(config_of(lr_schedule="cosine", eval_every=1), tmp_path)
+    metrics = pd.read_csv(tmp_path / "metrics.csv")
+    assert list(metrics["rejected_clients"]) == [0, 0, 3, 3]
+    for text in (capfd.readouterr().err, (tmp_path / "run.log").read_text()):
+        (line,) = (line for line in text.splitlines() if "no client's update was finite" in line)
+        assert "round 3: " in line and "--lr" in line
+        assert line.endswith("The best weights so far, of round 1, are in checkpoints/best.")
+
+
 def test_an_accuracy_is_read_as_it_was_written(tmp_path):
     from tff_fedlabel.training.run_directory import RunDirectory
 

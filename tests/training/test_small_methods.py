@@ -65,7 +65,7 @@ by_name = pytest.mark.parametrize("method", four_methods.ALL, ids=lambda method:
 
 @by_name
 @pytest.mark.usefixtures("build_once")
-def test_stopped_and_resumed_it_ends_in_the_same_bits(method, run, whole, monkeypatch):
+def test_stopped_and_resumed_it_ends_in_the_same_bits(method, run, whole, monkeypatch, capfd):
     cohort = experiment.Experiment.cohort
 
     def and_stop(self, round_num, memory):
@@ -78,6 +78,9 @@ def test_stopped_and_resumed_it_ends_in_the_same_bits(method, run, whole, monkey
         assert run(method, "stopped", "--checkpoint_every", "1000")[0] == 143
     code, stopped = run(method, "stopped", "--resume")
     assert code == 0
+    told = "a strength of 0.5 is little in 4 rounds"
+    for text in (capfd.readouterr().err, (whole / "run.log").read_text()):
+        assert (told in text) == (method is four_methods.AT_SERVER)
     assert_weights_equal(checkpoint(stopped), checkpoint(whole))
     tables = [pd.read_csv(d / "metrics.csv").drop(columns="seconds") for d in (whole, stopped)]
     pd.testing.assert_frame_equal(*tables)

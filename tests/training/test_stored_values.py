@@ -124,23 +124,30 @@ def with_field(name):
     return algorithms.Method("made", made, lambda setup, client: None)
 
 
-@pytest.mark.parametrize("name", ["lr", "rounds", "parameters", "versions", "data", "output_dir"])
+@pytest.mark.parametrize(
+    "name", ["lr", "rounds", "parameters", "versions", "data", "output_dir", "search", "jobs"]
+)
 def test_names_of_the_trainer_are_refused(name):
     with pytest.raises(ValueError, match=f"^Made.{name} of the method made must have another name"):
         algorithms.register(with_field(name))
 
 
 def test_the_list_of_names_is_complete():
+    import ablate
+    import compare
+    import methods_table
     from absl import flags
 
     from tff_fedlabel import cli
     from tff_fedlabel.training.config import method_parameters
 
-    before = set(flags.FLAGS)
-    cli.define_flags()
-    names = set(flags.FLAGS) - before - set(method_parameters())
-    for name in set(flags.FLAGS) - before:
-        delattr(flags.FLAGS, name)
+    names = set()
+    for script in (cli, compare, ablate, methods_table):
+        before = set(flags.FLAGS)
+        script.define_flags()
+        names |= set(flags.FLAGS) - before - set(method_parameters())
+        for name in set(flags.FLAGS) - before:
+            delattr(flags.FLAGS, name)
     for module in ("absl.app", "absl.flags", "absl.logging"):
         names |= {flag.name for flag in flags.FLAGS.flags_by_module_dict().get(module, ())}
     names |= {field.name for field in dataclasses.fields(training.RunConfig)}
@@ -160,3 +167,24 @@ def test_the_list_of_metrics_is_complete():
     columns = round_records.round_metrics({"client_work": work, "finalizer": finalizer}, 1.5)
     assert columns["server_training_non_finite"] == 1.0 and len(columns) == 7
     assert {*columns, *evaluation.NOT_EVALUATED} < _reserved_names.METRICS
+
+
+@pytest.mark.parametrize("kept, reported", [(0.0, np.nan), (0.5, 0.25)])
+def test_the_accuracy_of_no_label_is_unknown(kept, reported):
+    from tff_fedlabel.training import round_records
+
+    train = {"kept_fraction": kept, "pseudo_label_accuracy": 0.25 if kept else 0.0}
+    row = round_records.round_metrics({"client_work": {"train": train}, "finalizer": {}}, 1.5)
+    np.testing.assert_equal(row["pseudo_label_accuracy"], reported)
+
+
+@pytest.mark.parametrize("images, reported", [(0.0, 0.0), (5.0, 1.0)])
+def test_a_round_in_which_no_image_was_used_has_no_wrong_update(images, reported):
+    """The process keeps the model in the same way as after an update that is not finite."""
+    from tff_fedlabel.training import round_records
+
+    work = {"train": {"images_used": images, "rejected_clients": 0.0}}
+    row = round_records.round_metrics(
+        {"client_work": work, "finalizer": {"update_non_finite": 1}}, 1.5
+    )
+    assert row["update_non_finite"] == reported

@@ -8,7 +8,7 @@ import os
 import pathlib
 from typing import Any
 
-from tff_fedlabel import _parameters, _validation, algorithms, augmentation, tasks
+from tff_fedlabel import _own_methods, _parameters, _validation, algorithms, augmentation, tasks
 from tff_fedlabel.datasets import own_data, partition, sources
 from tff_fedlabel.training import differential_privacy, label_places
 
@@ -250,7 +250,7 @@ def make_config(task: str, algorithm: str = "fedlabel", **choices: Any) -> RunCo
             "experiment again and continue it by training.run(experiment, ..., resume=True)."
         )
     task, defaults = _task(task)
-    _validation.check_name("algorithm", algorithm, algorithms.METHODS)
+    _check_algorithm(algorithm)
     own = {field.name for field in dataclasses.fields(RunConfig)} - {"parameters"}
     given = {name: value for name, value in choices.items() if value is not None}
     given = {**tasks.TASKS.get(task, tasks.OWN_DATA).by_method.get(algorithm, {}), **given}
@@ -337,19 +337,25 @@ def run_parameters() -> dict[str, _parameters.Parameter]:
     return _parameters.of(RunConfig)
 
 
-def method_parameters() -> dict[str, tuple[_parameters.Parameter, tuple[str, ...]]]:
-    """The parameters of all methods that can be set from text, by name, and whose they are.
+def _check_algorithm(algorithm: Any) -> None:
+    try:
+        _validation.check_name("algorithm", algorithm, algorithms.METHODS)
+    except _validation.WrongTypeError:
+        raise
+    except ValueError as error:
+        raise ValueError(
+            f"{error} A method of your own is known if {_own_methods.VARIABLE} names its file."
+        ) from error
 
-    A parameter of several methods is explained by the first of them.
-    """
-    found: dict[str, _parameters.Parameter] = {}
-    methods_with: dict[str, list[str]] = {}
-    for name, method in algorithms.METHODS.items():
-        for parameter in _parameters.of(method.config_class).values():
-            if parameter.name not in _SET_BY_THE_RUN:
-                found.setdefault(parameter.name, parameter)
-                methods_with.setdefault(parameter.name, []).append(name)
-    return {name: (parameter, tuple(methods_with[name])) for name, parameter in found.items()}
+
+def method_parameters() -> dict[str, dict[str, _parameters.Parameter]]:
+    """The parameters of methods that can be set from text: name -> method -> parameter."""
+    found: dict[str, dict[str, _parameters.Parameter]] = {}
+    for method in algorithms.METHODS.values():
+        for name, parameter in _parameters.of(method.config_class).items():
+            if name not in _SET_BY_THE_RUN:
+                found.setdefault(name, {})[method.name] = parameter
+    return found
 
 
 # What a run had before a choice existed: its default, but for those whose default is a method's.

@@ -25,6 +25,8 @@ _COUNT_STDDEV = 0.05
 
 # Noise multipliers for which epsilon can be computed; at the least of them it is above 10**17.
 _LEAST_NOISE, _MOST_NOISE = 1e-9, 1e9
+# More is counted as this much, which bounds it, and is nearly 0; its divergences take minutes.
+_ENOUGH_NOISE = 1e3
 
 # What a method may do beside sending an update, none of which gets noise.
 _WITHOUT_NOISE = {
@@ -120,9 +122,9 @@ def builder_options(config: RunConfig) -> dict[str, Any]:
         # clients without noise.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # That noise is raised: `text` says so.
-            factory = private.gaussian_adaptive(float(noise), clients)
+            factory = private.gaussian_adaptive(noise, clients)
     else:
-        factory = private.gaussian_fixed(float(noise), clients, float(config.dp_clipping_norm))
+        factory = private.gaussian_fixed(noise, clients, config.dp_clipping_norm)
     return {
         "client_weighting": tff.learning.ClientWeighting.UNIFORM,
         "model_aggregator": every_client.EveryClient(factory),
@@ -208,7 +210,7 @@ def epsilon(
             # Divergences so small that they are rounded below 0. Less noise gives a bound as well.
             return renyi(z / 2)
 
-    found = renyi(z)
+    found = renyi(min(z, _ENOUGH_NOISE))
     if sampling == "without_replacement":
         found = min(found, _gaussian(z / 2 / math.sqrt(rounds), delta))
     return found

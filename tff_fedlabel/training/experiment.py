@@ -48,6 +48,11 @@ class Experiment:
         """Whether unlabelled images carry their true labels, for metrics."""
         return self.method.reads_unlabeled and self.clients.hidden_y is not None
 
+    def advice(self) -> str | None:
+        """What the method says of a run with these parameters and rounds; mostly None."""
+        method, config = self.method, self.config
+        return method.advice and method.advice(config.algorithm_config(), config.rounds)
+
     def fingerprint(self) -> str:
         """Changes when the clients' data or the evaluation images change."""
         return f"{self.clients.fingerprint()[:32]}{self.source.fingerprint()[:32]}"

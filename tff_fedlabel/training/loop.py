@@ -39,7 +39,7 @@ from tff_fedlabel.training.checkpoints import Checkpoints
 from tff_fedlabel.training.config import RunConfig, lr_factor
 from tff_fedlabel.training.evaluation import NOT_EVALUATED, evaluations
 from tff_fedlabel.training.interrupt import Interrupt, Interrupted
-from tff_fedlabel.training.round_records import Best, round_metrics
+from tff_fedlabel.training.round_records import Best, is_lost, round_metrics
 from tff_fedlabel.training.run_directory import RunDirectory
 from tff_fedlabel.training.stored_run import RunDirectoryError, stored_runtime
 from tff_fedlabel.training.stored_values import json_number
@@ -162,7 +162,7 @@ def _build(config, experiment, data_dir, directory, interrupt) -> experiments.Ex
             directory.keep_initial_weights([*trainable, *constant])
         directory.note_data(experiment.source, experiment.clients)
         start = f"starts from the {experiment.start}" if kept is None and experiment.start else None
-        for line in filter(None, (experiment.source.note, start)):
+        for line in filter(None, (experiment.source.note, start, experiment.advice())):
             directory.note(line)
             print(line, file=sys.stderr)
         return experiment
@@ -197,6 +197,7 @@ class _Rounds:
         self._state = self._process.initialize()
         self._done = self._saved = 0
         self._evaluated = (0, dict(NOT_EVALUATED))  # round, evaluation
+        self._told_lost = False
         self._load()
 
     def run(self, runtime: str, callbacks) -> dict[str, Any]:
@@ -215,11 +216,27 @@ class _Rounds:
             metrics = self._finish_round(self._compute_round())
             if best.add(self._done, metrics["validation_accuracy"]):
                 self._checkpoints.save_best(self._content(), self._done)
+            if is_lost(metrics):
+                self._tell_lost(best)
             for on_round in callbacks:
                 on_round(self._done, metrics)
         if self._saved != self._done:
             self._save(None)
         return self._finish(runtime, start, best)
+
+    def _tell_lost(self, best: Best) -> None:
+        """Says, once, that a round changed nothing: on its own it would go on like that."""
+        if self._told_lost:
+            return
+        self._told_lost = True
+        text = (
+            f"round {self._done}: no client's update was finite, so the model stays as it is. "
+            "Training has diverged (try a smaller --lr), or the labelled images hold NaN."
+        )
+        if best.round_num:
+            text += f" The best weights so far, of round {best.round_num}, are in checkpoints/best."
+        self._directory.note(text)
+        _progress.write(text)
 
     def _compute_round(self) -> dict[str, float]:
         """Computes a round and saves its state if that is due; returns its metrics."""

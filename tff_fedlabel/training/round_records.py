@@ -32,6 +32,20 @@ class Best:
         return patience is not None and self._without_better >= patience
 
 
+def is_lost(metrics):
+    """Whether a round changed nothing because no client's update was finite.
+
+    Args:
+      metrics: A row of metrics.csv, or all of it as a table.
+
+    Returns:
+      bool, or a column of them.
+    """
+    if "rejected_clients" not in metrics:
+        return False
+    return (metrics["rejected_clients"] > 0) & (metrics["images_used"] == 0)
+
+
 def round_metrics(metrics, seconds: float) -> dict[str, float]:
     """One row of metrics.csv, but for the evaluation, from the metrics of a process's `next`."""
     work, finalizer = metrics["client_work"], metrics["finalizer"]
@@ -41,6 +55,10 @@ def round_metrics(metrics, seconds: float) -> dict[str, float]:
     for part in (work, finalizer):  # What did not change, since its new value was not finite.
         for name in [name for name in part if name.endswith("_non_finite")]:
             values[name] = float(np.asarray(part[name]))
+    if values.get("images_used") == 0:  # The model stayed as it was, but nothing was wrong.
+        values["update_non_finite"] = 0.0
+    if values.get("kept_fraction") == 0 and "pseudo_label_accuracy" in values:
+        values["pseudo_label_accuracy"] = math.nan  # No label was kept: none was right or wrong.
     if not values.get("num_examples", 1.0):  # No client of the round had a label.
         values.update((name, math.nan) for name in ("labeled_loss", "accuracy") if name in values)
     # Those of the server's images, in place of the clients' metrics of the same name.

@@ -178,7 +178,11 @@ def _stored_config(path: str | os.PathLike) -> dict[str, Any]:
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except (ValueError, OSError) as error:
-        raise RunDirectoryError(f"{path}/config.json cannot be read: {error}.") from error
+        raise RunDirectoryError(
+            f"{path}/config.json cannot be read: {error}; restore it, or delete the run."
+        ) from error
     if not isinstance(config, dict):
-        raise RunDirectoryError(f"{path}/config.json cannot be read: it does not hold choices.")
+        raise RunDirectoryError(
+            f"{path}/config.json does not hold choices; restore it, or delete the run."
+        )
     return config
