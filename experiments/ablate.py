@@ -58,6 +58,13 @@ def _ablations(common):
     known = ablation.of_the_paper(config.strong_augment)
     if FLAGS.vary:
         chosen = [ablation.parse(text, known, settings.read_value) for text in FLAGS.vary]
+        names_of = [one.name for one in chosen]
+        for name in names_of:
+            if names_of.count(name) > 1:
+                raise command_line.UsageError(
+                    f"--vary has {name} twice, and both would be the same file; give all values at "
+                    "once"
+                )
     else:
         chosen = [a for a in known.values() if any(ablation.fits(name, a) for name in names)]
     return ablation.Ablations(common, names, chosen)

@@ -27,6 +27,8 @@ def define_flags() -> None:
 
 
 def benchmark() -> int:
+    if FLAGS.output:
+        command_line.check_output("output", FLAGS.output, folder=False)
     import collections
 
     import numpy as np

@@ -46,16 +46,18 @@ def check() -> int:
             }
         )
         runs = gpu_report.chosen(FLAGS.runs)
-        if FLAGS.output:
-            gpu_report.check_output(FLAGS.output)
+    if FLAGS.output:
+        command_line.check_output("output", FLAGS.output, folder=False)
 
+    from tff_fedlabel import _replacing
     from tff_fedlabel.runtime import device
 
     gpus = device.find_gpus(required=not FLAGS.allow_cpu)
     report = gpu_report.check(size, runs, __file__, stand_in=not gpus)
     print(report.text, end="", flush=True)
     if FLAGS.output:
-        gpu_report.write(FLAGS.output, report.text)
+        with _replacing.replacing(FLAGS.output) as partial:
+            partial.write_text(report.text)
     for failure in report.failures:
         print(f"check_gpu.py: {failure}", file=sys.stderr)
     return 1 if report.failures else 0

@@ -79,24 +79,29 @@ def _comparison(common):
     from tff_fedlabel import _validation, training
 
     names = settings.algorithm_names()
-    common.check_used(names)
-    rows = [tables.Row(name) for name in names]
+    with command_line.wrong_values_are_usage():
+        configs = {
+            name: training.make_config(common.task, name, **common.choices_for(name))
+            for name in names
+        }
+    rows = [tables.Row(name, labels_at=configs[name].labels_at) for name in names]
     if FLAGS.include_all_labels:
         supervised = [
             name
             for name in names
-            if accounting.is_supervised(name) and accounting.labels_at(name) == "every_client"
+            if accounting.is_supervised(name) and configs[name].labels_at == "every_client"
         ]
         rows += [tables.Row(name, all_labels=True) for name in supervised or ["fedavg"]]
+    common.check_used(list(dict.fromkeys(row.algorithm for row in rows)))
     with command_line.wrong_values_are_usage():
-        # Where no list is given, what the task, or --alpha, says.
-        config = training.make_config(common.task, names[0], **common.choices_for(names[0]))
         _validation.check_int("search_rounds", FLAGS.search_rounds)
+    config = configs[names[0]]  # Where no list is given, what the task, or --alpha, says.
     searched = None
     if FLAGS.search:
         searched = search.parse(
             FLAGS.search, FLAGS.search_rounds, FLAGS.search_extend, settings.read_value
         )
+        common.check_searched(searched.name, names)
     return comparison.Comparison(
         settings=common,
         rows=tables.in_order(rows),

@@ -43,6 +43,8 @@ def cost() -> int:
     from tff_fedlabel import _validation, runtime
 
     with command_line.wrong_values_are_usage():
+        if not FLAGS.measure:
+            raise ValueError(f"--measure must name some of {', '.join(_PARTS)}, or be left out")
         for name in FLAGS.measure:
             _validation.check_name("measure", name, _PARTS)
         for name in ("clients", "tau", "batch_size", "width", "turns"):
@@ -53,6 +55,7 @@ def cost() -> int:
     from grids import settings, tables
 
     names = settings.algorithm_names()
+    command_line.check_output("output_dir", FLAGS.output_dir)
     table, seconds = measure(names)
     output_dir = pathlib.Path(FLAGS.output_dir)
     tables.write_csv(output_dir / "cost.csv", table)
@@ -118,6 +121,8 @@ def _legend() -> str:
   one pass count twice). passes once a round: forward, whatever the number of steps.
 * KB down, up: of one client in a round, by the types of the process: weights, state, helpers'
   memories; update, metrics, memory where others read it. models sent: both, in sizes of the model.
+* at the server: what a round does there beside the weighted mean. It is in the seconds, not in the
+  passes.
 * s per client: a round by its clients, the median of the turns. relative: to fedlabel, the median
   of the ratios within the turns.
 * paper: its table of costs, on its authors' machine; R is the model, h = 2 helpers.

@@ -9,7 +9,6 @@ of TFF's recommended aggregators, in the device runtime, move the weights and le
 
 import collections
 import functools
-import os
 import sys
 
 from absl import flags
@@ -182,12 +181,11 @@ finite.
 
 
 def write() -> int:
-    text = table()
-    os.makedirs(os.path.dirname(os.path.abspath(FLAGS.output)), exist_ok=True)
-    partial = f"{FLAGS.output}.partial"
-    with open(partial, "w") as file:
-        file.write(text)
-    os.replace(partial, FLAGS.output)
+    from tff_fedlabel._replacing import replacing
+
+    command_line.check_output("output", FLAGS.output, folder=False)
+    with replacing(FLAGS.output) as partial:
+        partial.write_text(table())
     print(f"table: {FLAGS.output}")
     return 0
 

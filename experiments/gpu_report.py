@@ -429,33 +429,3 @@ def _driver() -> str:
 def _markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def check_output(path: str | os.PathLike) -> None:
-    """Raises `ValueError` where the table could not be written, before anything is trained."""
-    path = pathlib.Path(path)
-    try:
-        if path.is_dir():
-            raise IsADirectoryError(None, "it is a directory")
-        partial = _partial(path)
-        partial.touch()
-        partial.unlink()
-    except OSError as error:
-        raise ValueError(
-            f"cannot write {path} ({error.strerror}); choose another --output"
-        ) from error
-
-
-def write(path: str | os.PathLike, text: str) -> None:
-    """Writes the table in one step: a stop leaves the whole old file or the whole new one."""
-    path = pathlib.Path(path)
-    partial = _partial(path)
-    try:
-        partial.write_text(text)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def _partial(path: pathlib.Path) -> pathlib.Path:
-    return path.with_name(f".{path.name}.{os.getpid()}")

@@ -18,6 +18,8 @@ def define_flags() -> None:
 
 
 def measure() -> int:
+    if FLAGS.output:
+        command_line.check_output("output", FLAGS.output, folder=False)
     import os
     import pathlib
     import tempfile

@@ -1,6 +1,6 @@
 """Writes the table of all methods: accuracy, seconds, bytes, labels, runtimes.
 
-  python experiments/methods_table.py --output_dir runs/methods --jobs 2
+  python experiments/methods_table.py --output_dir runs/methods
 
 Each method is trained on digits with the task's and its own defaults; what is finished in
 --output_dir is not run again. Bytes are those of cost.py, runtimes those of deployment_table.py.
@@ -15,7 +15,6 @@ from grids import settings
 from tff_fedlabel import command_line
 
 FLAGS = flags.FLAGS
-_OUTPUT = pathlib.Path(__file__).parent / "results" / "methods.md"
 
 
 def define_flags() -> list[str]:
@@ -23,9 +22,8 @@ def define_flags() -> list[str]:
     flags.DEFINE_list(
         "algorithms", "all", "methods, fedlabel,fedavg; all: every one there is", **under
     )
-    flags.DEFINE_string(
-        "output", None, "the Markdown file; default: experiments/results/methods.md", **under
-    )
+    text = "the Markdown file; default: methods.md in --output_dir"
+    flags.DEFINE_string("output", None, text, **under)
     return settings.define_flags(axes=("seeds",), files=False)
 
 
@@ -34,7 +32,9 @@ def write() -> int:
 
     common, names = settings.read(), settings.algorithm_names()
     common.check_used(names)
-    made = methods.Methods(common, names, pathlib.Path(FLAGS.output or _OUTPUT))
+    output = pathlib.Path(FLAGS.output or common.output_dir / "methods.md")
+    command_line.check_output("output", output, folder=False)
+    made = methods.Methods(common, names, output)
     return command.run(made, FLAGS.jobs, "methods_table.py")
 
 

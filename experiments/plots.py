@@ -41,16 +41,17 @@ def draw(*run_dirs: str) -> int:
         runs = drawings.find_runs(run_dirs)
         if not runs:
             raise command_line.UsageError(f"there is no run in {', '.join(run_dirs)}")
+        command_line.check_output("output_dir", FLAGS.output_dir)
         for kind in FLAGS.draw or _KINDS:
             path = pathlib.Path(FLAGS.output_dir) / f"{kind}.png"
             try:
-                getattr(drawings.Runs(runs), kind)(path)
+                drawn = getattr(drawings.Runs(runs), kind)(path)
             except ValueError as error:
                 if FLAGS.draw:
                     raise
                 print(f"no {kind}: {error}", file=sys.stderr)
             else:
-                print(path)
+                print(path if drawn is None or len(runs) == 1 else f"{path} (of {drawn.path})")
     return 0
 
 

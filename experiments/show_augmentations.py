@@ -3,7 +3,6 @@
 python experiments/show_augmentations.py --dataset cifar10 --data_dir ~/data --magnitude 10
 """
 
-import os
 import sys
 
 from absl import flags
@@ -45,13 +44,15 @@ def _draw(images, magnitude):
 
 
 def show() -> int:
+    from tff_fedlabel._replacing import replacing
     from tff_fedlabel.datasets import sources
 
+    command_line.check_output("output", FLAGS.output, folder=False)
     with command_line.wrong_values_are_usage():
         test = sources.load(FLAGS.dataset, FLAGS.data_dir).test
         grid = _draw(test.x[: FLAGS.num_images], FLAGS.magnitude)
-    os.makedirs(os.path.dirname(FLAGS.output) or ".", exist_ok=True)
-    grid.savefig(FLAGS.output, dpi=120, format="png")
+    with replacing(FLAGS.output) as partial:
+        grid.savefig(partial, dpi=120, format="png")
     print(f"picture: {FLAGS.output}")
     return 0
 

@@ -30,6 +30,7 @@ def define_flags() -> None:
 def show() -> int:
     from tff_fedlabel.datasets import partition, sources
 
+    command_line.check_output("output", FLAGS.output, folder=False)
     with command_line.wrong_values_are_usage():
         source = sources.load(
             FLAGS.dataset, FLAGS.data_dir, FLAGS.split, FLAGS.seed, image_size=FLAGS.image_size

@@ -1,5 +1,6 @@
 """Fixtures shared by all tests."""
 
+import gc
 import pathlib
 import sys
 
@@ -11,32 +12,39 @@ TESTS = pathlib.Path(__file__).parent
 # tests (--no-loadscope-reorder), and one that begins last keeps a single process busy at the end.
 LONGEST = (
     "algorithms/test_contract.py",
-    "algorithms/test_fedlabel.py",
-    "training/test_small_methods.py",
-    "test_deployment_table.py",
-    "training/test_loop.py",
     "algorithms/test_mixed_precision_rounds.py",
-    "algorithms/test_fedlabel_edge_cases.py",
-    "algorithms/test_fedtrinet.py",
-    "algorithms/test_fedmatch.py",
-    "algorithms/test_fixmatch.py",
-    "algorithms/test_uda.py",
-    "training/test_exporting.py",
-    "runtime/test_device_placement.py",
-    "training/test_programs.py",
-    "test_docs_pages.py",
-    "datasets/test_sources_tfds.py",
-    "training/test_own_experiment.py",
-    "training/test_schedules_and_stopping.py",
-    "runtime/test_device.py",
-    "runtime/test_determinism.py",
-    "test_notebook.py",
+    "training/test_small_methods.py",
+    "training/test_loop.py",
     "algorithms/test_secure.py",
-    "runtime/test_workers.py",
-    "docs/test_own_data_page.py",
+    "test_cost.py",
+    "algorithms/test_fedtrinet.py",
+    "grids/test_pool.py",
+    "runtime/test_device.py",
+    "training/test_schedules_and_stopping.py",
+    "training/test_own_experiment.py",
+    "training/test_exporting.py",
+    "models/test_functional.py",
+    "test_deployment_table.py",
+    "training/test_programs.py",
+    "algorithms/test_fedlabel_edge_cases.py",
+    "runtime/test_determinism.py",
+    "runtime/test_device_placement.py",
+    "test_docs_pages.py",
+    "models/test_resnet.py",
+    "algorithms/test_rscfed.py",
+    "test_notebook.py",
+    "datasets/test_sources_tfds.py",
+    "training/test_label_places.py",
+    "algorithms/test_fedlabel.py",
+    "training/test_fedmatch_runs.py",
+    "augmentation/test_draws.py",
+    "test_check_gpu.py",
+    "algorithms/test_semifl.py",
+    "training/test_report.py",
+    "training/test_differential_privacy.py",
+    "models/test_gradients.py",
     "runtime/test_cohorts.py",
     "runtime/test_device_concurrency.py",
-    "models/test_gradients.py",
 )
 
 
@@ -51,6 +59,10 @@ def pytest_collection_finish():
     # Its exit hook also ends the context that TFF makes on import.
     import tff_fedlabel.runtime  # noqa: F401
 
+    # Graphs are hundreds of thousands of objects, most of which stay: by default Python looks
+    # through them for garbage so often that it takes a tenth of the time.
+    gc.set_threshold(20_000, 20, 20)
+
 
 @pytest.fixture(scope="session")
 def local_runtime():
@@ -59,6 +71,31 @@ def local_runtime():
 
     with runtime.use("local") as handle:
         yield handle
+
+
+@pytest.fixture(scope="session")
+def plans():
+    """What `compile_once` compiled: (computation, plan), by the computation's id."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def compile_once(plans):
+    """What one device runtime has compiled serves all of them."""
+    from tff_fedlabel.runtime import device
+
+    compile_computation = device.compile_computation
+
+    def compiled(computation, simulate_secure_aggregation=False):
+        key = id(computation), simulate_secure_aggregation
+        if key not in plans:
+            # Holding the computation, so that no other one gets its id.
+            plans[key] = computation, compile_computation(computation, simulate_secure_aggregation)
+        return plans[key][1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device, "compile_computation", compiled)
+        yield
 
 
 @pytest.fixture

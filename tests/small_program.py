@@ -18,7 +18,7 @@ from tff_fedlabel.datasets import federated
 from tff_fedlabel.training import programs
 
 SHAPE, CLASSES, CLIENTS = (4, 4, 1), 3, 6
-ROUNDS, EVERY, CLIENTS_PER_ROUND = 10, 2, 3
+ROUNDS, EVERY, CLIENTS_PER_ROUND = 8, 2, 3
 OPTIONS = {"labeled_steps": 2, "unlabeled_steps": 2, "batch_size": 4, "seed": 3}
 
 

@@ -8,4 +8,5 @@ SMALL = {
     "tau_unlabeled": 2,
     "batch_size": 8,
     "eval_every": 2,
+    "client_accuracy": False,
 }

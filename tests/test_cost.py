@@ -130,6 +130,8 @@ def test_the_command_measures_in_turn(tmp_path, with_memory):
     "flags,words",
     [
         (["--measure", "flops"], ["measure", "passes"]),
+        (["--measure", ""], ["--measure must name some of passes"]),
+        (["--output_dir", "/proc/nothing"], ["--output_dir /proc/nothing cannot be written to"]),
         (["--algorithms", "fedlable"], ["did you mean fedlabel"]),
         (["--turns", "0"], ["turns", "0"]),
         (["--runtime", "workers"], ["runtime", "device"]),

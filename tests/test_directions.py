@@ -10,15 +10,18 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # Part -> the parts that it may import. A part is a folder or a file of the package; those that all
 # may import are the leaves.
-LEAVES = {"_lazy", "_replacing", "_validation"}
+LEAVES = {"_autograph", "_lazy", "_replacing", "_validation"}
 MAY_IMPORT = {
+    "_autograph": {"_lazy"},
     "_lazy": set(),
     "_replacing": set(),
     "_validation": set(),
+    "_own_methods": set(),
     "_parameters": set(),
     "_notebook": set(),
     "_progress": {"_notebook"},
-    "_compatibility": set(),
+    "_postponed": set(),
+    "_compatibility": {"_postponed"},
     "_startup": {"_compatibility"},
     "__init__": {"_compatibility", "_startup"},
     "pseudo_labels": LEAVES,
@@ -27,13 +30,13 @@ MAY_IMPORT = {
     "datasets": LEAVES,
     "runtime": set(),
     "tasks": LEAVES,
-    "algorithms": {*LEAVES, "augmentation", "pseudo_labels"},
+    "algorithms": {*LEAVES, "_own_methods", "_parameters", "augmentation", "pseudo_labels"},
     "training": {
         *LEAVES,
-        *("_notebook", "_parameters", "_progress"),
+        *("_notebook", "_own_methods", "_parameters", "_progress"),
         *("algorithms", "augmentation", "datasets", "models", "runtime", "tasks"),
     },
-    "command_line": {"datasets", "runtime", "training"},
+    "command_line": {"_own_methods", "datasets", "runtime", "training"},
     "cli": {
         *LEAVES,
         *("_parameters", "_progress"),

@@ -20,6 +20,7 @@ CHOICES = dict(
     tau_unlabeled=2,
     batch_size=8,
     eval_every=2,
+    client_accuracy=False,
 )
 
 

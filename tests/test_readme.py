@@ -32,3 +32,9 @@ def test_links_lead_to_files():
     links = re.findall(r"\]\(([^):]+)\)", README.read_text())
     assert len(links) > 10
     assert [link for link in links if not (README.parent / link.split("#")[0]).exists()] == []
+
+
+def test_its_table_of_methods_is_the_committed_one():
+    committed = README.parent / "experiments" / "results" / "methods.md"
+    (table,) = re.findall(r"(?:^\|.*\n)+", committed.read_text(), re.MULTILINE)
+    assert table.count("\n") > 10 and table in README.read_text()

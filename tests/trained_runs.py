@@ -9,6 +9,7 @@ from tff_fedlabel import training
 ROUNDS = 4
 # Enough for answers that differ from image to image.
 CHOICES = {**SMALL, "rounds": ROUNDS, "width": 8, "tau": 20, "lr": 0.2, "labeled_fraction": 0.8}
+CHOICES["client_accuracy"] = True
 
 
 def train(output_dir, algorithm="fedlabel", task="digits", **choices):

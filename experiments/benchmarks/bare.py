@@ -100,3 +100,14 @@ def build_round(
         return [w.numpy() for w in new]
 
     return one_round
+
+
+def check_same(initial, weights, others) -> None:
+    """Raises `RuntimeError` unless two rounds made the same step, to float rounding."""
+    step = max(np.abs(w - w0).max() for w, w0 in zip(weights, initial, strict=True))
+    difference = max(np.abs(w - other).max() for w, other in zip(weights, others, strict=True))
+    if not difference <= 0.05 * step:
+        raise RuntimeError(
+            f"the two rounds differ by {difference:.1e} in a step of {step:.1e}: "
+            "their times cannot be compared"
+        )

@@ -12,6 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
+import tqdm
+
+from tff_fedlabel import _replacing
+
 COLUMNS = (
     "benchmark",
     "size",
@@ -120,7 +124,7 @@ class Table:
         }
         _replace(self._rows, row)
         if self._path is not None:
-            rows = _read(self._path)
+            rows = read(self._path)
             _replace(rows, row)
             _write(self._path, rows)
         say(f"  {size}: {quantity_a} / {quantity_b} = {row['ratio']} {met and f'({met})'}")
@@ -142,44 +146,31 @@ def _replace(rows: list[dict[str, str]], row: dict[str, str]) -> None:
     rows.append(row)
 
 
-def _read(path: pathlib.Path) -> list[dict[str, str]]:
+def read(path: str | os.PathLike) -> list[dict[str, str]]:
+    """The rows of a table; none where there is no file.
+
+    Raises:
+      ValueError: The file is something else.
+    """
+    path = pathlib.Path(path)
     if not path.exists():
         return []
-    with path.open(newline="") as file:
-        reader = csv.DictReader(file)
-        if tuple(reader.fieldnames or ()) != COLUMNS:
-            raise ValueError(f"{path} is not a table of benchmarks; choose another --output")
-        return list(reader)
-
-
-def check_output(path: str | os.PathLike) -> None:
-    """Raises `ValueError` where the figures could not be written, before any is measured."""
-    path = pathlib.Path(path)
+    message = f"{path} is not a table of benchmarks; choose another --output"
     try:
-        _read(path)
-        probe = _partial(path)
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        message = f"cannot write {path} ({error.strerror}); choose another --output"
+        with path.open(newline="") as file:
+            reader = csv.DictReader(file)
+            if tuple(reader.fieldnames or ()) != COLUMNS:
+                raise ValueError(message)
+            return list(reader)
+    except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(message) from error
 
 
-def _partial(path: pathlib.Path) -> pathlib.Path:
-    return path.with_name(f".{path.name}.{os.getpid()}")
-
-
 def _write(path: pathlib.Path, rows: list[dict[str, str]]) -> None:
-    # Renamed when complete: whenever the benchmark is stopped, the file holds whole rows.
-    partial = _partial(path)
-    try:
-        with partial.open("w", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with _replacing.replacing(path) as partial, partial.open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def hardware() -> dict[str, str]:
@@ -229,15 +220,14 @@ def in_turn(functions: Mapping[Any, Callable[[], Any]], repeats: int) -> dict[An
     Returns:
       Name -> seconds of each turn.
     """
-    for _ in range(_WARM_UPS):
-        for function in functions.values():
-            function()
     seconds = {name: [] for name in functions}
-    for _ in range(repeats):
+    turns = tqdm.trange(-_WARM_UPS, repeats, desc="turns", leave=False, disable=None)
+    for turn in turns:
         for name, function in functions.items():
             start = time.perf_counter()
             function()
-            seconds[name].append(time.perf_counter() - start)
+            if turn >= 0:
+                seconds[name].append(time.perf_counter() - start)
     return seconds
 
 

@@ -45,7 +45,8 @@ def client_work(table: Table, options: setup.Options) -> None:
                 tested.label: tested.round(process, data),
                 "bare": functools.partial(bare_round, data),
             }
-            _check_same(model, *(function() for function in functions.values()))
+            initial, _ = model.initial_weights
+            bare.check_same(initial, *(function() for function in functions.values()))
             seconds = in_turn(functions, options.repeats)
             table.add(
                 _size(clients, steps),
@@ -56,18 +57,6 @@ def client_work(table: Table, options: setup.Options) -> None:
                 seconds["bare"],
                 Goal(1.1),
             )
-
-
-def _check_same(model, weights, others) -> None:
-    """Raises `RuntimeError` unless both rounds made the same step, to float rounding."""
-    initial, _ = model.initial_weights
-    step = max(np.abs(w - w0).max() for w, w0 in zip(weights, initial, strict=True))
-    difference = max(np.abs(w - other).max() for w, other in zip(weights, others, strict=True))
-    if not difference <= 0.05 * step:
-        raise RuntimeError(
-            f"the two rounds differ by {difference:.1e} in a step of {step:.1e}: "
-            "their times cannot be compared"
-        )
 
 
 def round_time(table: Table, options: setup.Options) -> None:

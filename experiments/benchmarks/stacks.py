@@ -4,10 +4,10 @@ import contextlib
 import functools
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 
+from benchmarks import processes
 from benchmarks.harness import Table, in_turn, peak_mb
 
 _BATCH = 32
@@ -31,8 +31,7 @@ def probe(quick: bool, share_cores: bool = False) -> None:
     "versions": a JSON object. "round" and "bare": "done" when a FedLabel round in the device
     runtime, or the same operations in one bare `tf.function`, have been computed. "peak": MB.
     """
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # Nothing else may come between the answers.
+    answers = processes.answers()
     import tensorflow as tf
     import tensorflow_federated as tff
 
@@ -51,24 +50,17 @@ def probe(quick: bool, share_cores: bool = False) -> None:
     client_update = bare.client_update_of("fedlabel", *arguments)
     bare_round = bare.build_round(model, optimizer, client_update)
     with runners("device") as (runner,):
-        requests = {
-            "round": runner.round(tff_fedlabel.build_fedlabel(*arguments), data),
-            "bare": functools.partial(bare_round, data),
-        }
         versions = {
             "tensorflow": tf.__version__,
             "python": ".".join(map(str, sys.version_info[:2])),
         }
-        for line in sys.stdin:
-            request = line.strip()
-            if request == "versions":
-                answer = json.dumps(versions)
-            elif request == "peak":
-                answer = str(peak_mb(os.getpid()))
-            else:
-                requests[request]()
-                answer = "done"
-            print(answer, file=answers)
+        requests = {
+            "round": runner.round(tff_fedlabel.build_fedlabel(*arguments), data),
+            "bare": functools.partial(bare_round, data),
+            "versions": lambda: json.dumps(versions),
+            "peak": lambda: str(peak_mb(os.getpid())),
+        }
+        processes.answer(requests, answers)
 
 
 @contextlib.contextmanager
@@ -89,28 +81,8 @@ def process(
       share_cores: For `probe`.
     """
     command = [python, script, f"--probe=stacks,{int(share_cores)},0"]
-    process = subprocess.Popen(
-        command + (["--quick"] if quick else []),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        # TensorFlow makes threads for the cores that it sees when it is imported.
-        preexec_fn=None if cores is None else functools.partial(os.sched_setaffinity, 0, cores),
-    )
-
-    def request(text: str) -> str:
-        with contextlib.suppress(BrokenPipeError):
-            print(text, file=process.stdin, flush=True)
-        answer = process.stdout.readline()
-        if not answer:
-            raise RuntimeError(f"{python} ended with {process.wait()} before it answered {text!r}")
-        return answer.strip()
-
-    try:
+    with processes.process(command + (["--quick"] if quick else []), cores) as request:
         yield request
-    finally:
-        process.stdin.close()
-        process.wait()
 
 
 def stacks(table: Table, script: str, options, other_python: str) -> None:

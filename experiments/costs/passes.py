@@ -17,7 +17,6 @@ import tensorflow as tf
 from benchmarks import harness
 
 from costs.subject import CLASSES, Before, Size, Subject
-from tff_fedlabel import algorithms
 
 _SHAPE, _BATCH = (8, 8, 1), 4
 # Also as TensorFlow fuses it or leaves it to another library; but none of batches of matrices.
@@ -117,19 +116,12 @@ def _client_work(subject: Subject, state, memories) -> Any:
 
     @tf.function
     def work():
-        data = subject.client_data(memories)
-        client = algorithms.Client(
-            weights=constants(weights),
-            non_trainable=tuple(setup.model.initial_weights[1]),
-            labeled=data["labeled"],
-            unlabeled=data["unlabeled"],
-            round_num=tf.constant(subject.size.round_num),
-            hparams=setup.optimizer.get_hparams(setup.optimizer.initialize(specs)),
-            server_state=constants(state.client_work.get("method", ())),
-            helpers=data.get("helpers"),
+        client = subject.client(
+            subject.client_data(memories),
+            constants(weights),
+            constants(state.client_work.get("method", ())),
+            setup.optimizer.get_hparams(setup.optimizer.initialize(specs)),
         )
-        if "memory" in data:
-            client = client._replace(memory=data["memory"].get_single_element()["value"])
         output = method.client_update(setup, client)
         return output.delta, output.num_examples, output.sent, output.memory
 

@@ -99,9 +99,13 @@ class Subject:
         """The method's learning process."""
         tail = {}
         if self.method.server_training is not None:
-            tail["server_data"] = self._images(self.size.batch_size, labeled=True)
+            tail["server_data"] = self.server_data()
         setup = self.setup
         return self.method(setup.model, setup.optimizer, setup.config, **tail)
+
+    def server_data(self) -> collections.OrderedDict:
+        """The labelled images at the server, for a method that trains there."""
+        return self._images(self.size.batch_size, labeled=True)
 
     def initial_memory(self) -> Any:
         """The memory of a client that has not taken part yet; None for a method without."""
@@ -139,6 +143,31 @@ class Subject:
             unlabeled=self._batches(size.unlabeled_steps, labeled=False),
         )
         return data if memories is None else memories.attach(data, client, size.round_num)
+
+    def client(
+        self, data: collections.OrderedDict, weights: Any, server_state: Any, hparams: Any
+    ) -> algorithms.Client:
+        """What `Method.client_update` gets in the measured round; to be called inside a graph.
+
+        Args:
+          data: As `client_data` gives it.
+          weights: The trainable weights.
+          server_state: The method's state at the server.
+          hparams: The hyper-parameters of the client optimizer.
+        """
+        client = algorithms.Client(
+            weights=weights,
+            non_trainable=tuple(self.setup.model.initial_weights[1]),
+            labeled=data["labeled"],
+            unlabeled=data["unlabeled"],
+            round_num=tf.constant(self.size.round_num),
+            hparams=hparams,
+            server_state=server_state,
+            helpers=data.get("helpers"),
+        )
+        if "memory" in data:
+            client = client._replace(memory=data["memory"].get_single_element()["value"])
+        return client
 
     def _batches(self, steps: int, labeled: bool) -> tf.data.Dataset:
         images = self._images(steps * self.size.batch_size, labeled)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from benchmarks import harness
 
-from costs.subject import Size, Subject
+from costs.subject import Before, Size, Subject
 
 
 def seconds_per_client(
@@ -29,17 +29,23 @@ def seconds_per_client(
       Method -> seconds of a round by the number of clients, one for each turn.
     """
     with harness.runners(runtime) as (runner,):
-        rounds = {name: _round(Subject(name, size), clients, runner) for name in names}
+        rounds = {}
+        for name in names:
+            subject = Subject(name, size)
+            rounds[name] = one_round(subject, subject.before(runner), clients, runner)
         seconds = harness.in_turn(rounds, turns)
     return {name: [value / clients for value in values] for name, values in seconds.items()}
 
 
-def _round(subject: Subject, clients: int, runner: harness.Runner):
-    process, state, memories = subject.before(runner)
-    data = [subject.client_data(memories)] * clients
+def one_round(
+    subject: Subject, before: Before, clients: int, runner: harness.Runner
+) -> Callable[[], list[np.ndarray]]:
+    """A function that computes the measured round, and returns the weights after it."""
 
-    def one_round():
-        output = runner.call(process.next, state, data)
+    data = [subject.client_data(before.memories)] * clients
+
+    def run():
+        output = runner.call(before.process.next, before.state, data)
         return [np.asarray(w) for w in output.state.global_model_weights.trainable]
 
-    return one_round
+    return run

@@ -102,6 +102,11 @@ def parse(text: str, known: dict[str, Ablation], read: Callable[[str, str], Any]
         (name, tuple(dict.fromkeys(read(name, value) for value in values.split(","))))
         for name, _, values in parts
     ]
+    varied = [name for name, _ in read_parts]
+    if "seed" in varied:
+        raise command_line.UsageError("--vary cannot vary seed; give --seeds, over which it means")
+    if len(set(varied)) < len(varied):
+        raise command_line.UsageError(f"--vary has {varied[0]} twice in {text!r}")
     (parameter, values), *by = read_parts
     if not by:
         return Ablation(parameter, parameter, values)
@@ -164,10 +169,8 @@ class Ablations:
     def _cell(self, algorithm: str, varied: dict[str, Any], seed: int) -> cells.Cell:
         shared = self.settings.choices_for(algorithm)
         config = training.make_config(self.settings.task, algorithm, **shared)
-        usual = {**vars(config.algorithm_config()), **config.choices()}
-        # What is as usual is left out: figures share the run in which everything is.
-        own = {name: value for name, value in varied.items() if usual[name] != value}
-        return cells.make_cell(self.settings.task, algorithm, shared, {**own, "seed": seed})
+        own = {**cells.unusual(config, varied), "seed": seed}
+        return cells.make_cell(self.settings.task, algorithm, shared, own)
 
     def all_cells(self) -> list[cells.Cell]:
         """Every run once."""
@@ -219,28 +222,34 @@ class Ablations:
             ["---"] * (1 + len(ablation.values)),
         ]
         for label, values in _lines(runs).items():
-            texts = [_mean(values[v]) if v in values else "failed" for v in ablation.values]
+            texts = [
+                tables.mean_text(values.get(value, ()), len(self.settings.seeds))
+                for value in ablation.values
+            ]
             lines.append([label, *texts])
         table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
         source = f" ({ablation.source})" if ablation.source else ""
+        over = tables.over_seeds(len(self.settings.seeds))
+        what = (
+            ablation.parameter if ablation.by is None else f"{ablation.by} by {ablation.parameter}"
+        )
+        config = next(iter(self.cells_of(ablation).values())).config
+        size = tables.size(config, without=(ablation.parameter, ablation.by))
+        about = ", ".join(filter(None, (f"{what}{source}", self.settings.name, size)))
         return (
-            f"{ablation.parameter}{source}, {self.settings.name}: test accuracy in per cent, the "
-            f"mean of the last quarter of a run's evaluations.\n\n{table}\n"
+            f"{about}: test accuracy in per cent, {over}: the mean of the last quarter of a run's "
+            f"evaluations.\n\n{table}\n"
         )
 
 
 def _lines(runs: pd.DataFrame) -> dict[str, dict[Any, list[float]]]:
-    """Line -> value -> test accuracy of each seed."""
+    """Line -> value -> test accuracy of each seed that has one."""
     parameter = runs.columns[1]
     found: dict[str, dict[Any, list[float]]] = {}
     for line, value, accuracy in zip(
         runs["line"], runs[parameter], runs["test_accuracy"], strict=True
     ):
-        found.setdefault(line, {}).setdefault(value, []).append(accuracy)
+        of_line = found.setdefault(line, {})
+        if not pd.isna(accuracy):
+            of_line.setdefault(value, []).append(accuracy)
     return found
-
-
-def _mean(values: Sequence[float]) -> str:
-    series = 100 * pd.Series(values)
-    text = f"{series.mean():.2f}"
-    return text if len(series) == 1 else f"{text} ± {series.std(ddof=1):.2f}"

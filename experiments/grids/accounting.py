@@ -15,11 +15,6 @@ def is_supervised(algorithm: str) -> bool:
     return not algorithms.METHODS[algorithm].reads_unlabeled
 
 
-def labels_at(algorithm: str) -> str:
-    """Where a method's labels are by default: every_client, server or some_clients."""
-    return algorithms.METHODS[algorithm].labels_at[0]
-
-
 def steps(config: training.RunConfig, accounting: str, all_labels: bool) -> dict[str, Any]:
     """The steps that a cell takes instead of those of its configuration.
 

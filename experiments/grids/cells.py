@@ -11,10 +11,11 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from tff_fedlabel import training
-from tff_fedlabel.training import same_run, stored_run
+from tff_fedlabel.training import round_records, same_run, stored_run, stored_values
 
 # Choices that a cell's name spells out, even where they are what the task says anyway.
 _AXES = ("alpha", "labeled_fraction", "seed")
@@ -65,7 +66,15 @@ class Cell:
         if not summary.exists():
             return False
         with stored_run.readable(summary, "delete it to have it written again"):
-            rounds = int(json.loads(summary.read_text())["rounds"])
+            found = json.loads(summary.read_text())
+            rounds = int(found["rounds"])
+            done = int(found.get("rounds_done", rounds))  # Fewer if it was stopped early.
+        # More where a run that was finished goes on to a larger number of rounds.
+        if self.rounds_done(root) < done:
+            raise training.RunDirectoryError(
+                f"{path}/metrics.csv is damaged: it ends in round {self.rounds_done(root)} of the "
+                f"{done} that are done; restore it, or delete that run."
+            )
         if rounds > self.config.rounds:
             raise training.RunDirectoryError(
                 f"the run in {path} has done {rounds} rounds, more than the "
@@ -113,16 +122,45 @@ def make_cell(task: str, algorithm: str, shared: Mapping[str, Any], own: Mapping
     return Cell("-".join([algorithm, *parts]), config, choices)
 
 
+def effective(config: training.RunConfig) -> dict[str, Any]:
+    """All that a run is made with, its method's parameters among it, whoever chose it."""
+    return {**vars(config.algorithm_config()), **config.choices()}
+
+
+def unusual(config: training.RunConfig, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """What of some choices a configuration does not have anyway.
+
+    The rest is left out of a run's name, so that runs of the same choices are the same run.
+    """
+    usual = effective(config)
+    return {name: value for name, value in chosen.items() if usual[name] != value}
+
+
 def text(value: Any) -> str:
     """A choice in a name or on a label."""
     if isinstance(value, float):
-        return f"{value:g}"
+        short = f"{value:g}"
+        return short if float(short) == value else repr(value)
     return str(value).replace(os.sep, "_")
 
 
 def by_name(cells: Sequence[Cell]) -> list[Cell]:
-    """Each cell once; rows may have some in common."""
-    return list({cell.name: cell for cell in cells}.values())
+    """Each cell once; rows may have some in common.
+
+    Raises:
+      ValueError: Two runs of different choices have the same name.
+    """
+    found: dict[str, Cell] = {}
+    for cell in cells:
+        differing = same_run.differences(
+            stored_values.stored(found.setdefault(cell.name, cell).config.choices()), cell.config
+        )
+        if differing:
+            raise ValueError(
+                f"two runs would have the same directory, {cell.name} ({'; '.join(differing)}); "
+                "give them an --output_dir each."
+            )
+    return list(found.values())
 
 
 def result(path: str | os.PathLike) -> dict[str, Any]:
@@ -134,7 +172,7 @@ def result(path: str | os.PathLike) -> dict[str, Any]:
     Returns:
       test_accuracy, validation_accuracy: means over the last quarter of the run's evaluations;
       last_test_accuracy, last_validation_accuracy: those of the last one; evaluations: how many the
-      means are over; seconds_per_round.
+      means are over; lost_rounds, in which no client's update was finite; seconds_per_round.
 
     Raises:
       RunDirectoryError: It holds no run, or not a finished one, or a file of it is damaged.
@@ -148,7 +186,9 @@ def result(path: str | os.PathLike) -> dict[str, Any]:
         found[name] = float(last_quarter(known).mean()) if len(known) else math.nan
         found[f"last_{name}"] = float(known.iloc[-1]) if len(known) else math.nan
     found["evaluations"] = len(last_quarter(evaluations(run.metrics, "test_accuracy")))
-    found["seconds_per_round"] = float(run.summary["seconds_per_round"])
+    found["lost_rounds"] = int(np.sum(round_records.is_lost(run.metrics)))
+    with stored_run.readable(run.path / "summary.json", "delete it to have it written again"):
+        found["seconds_per_round"] = float(run.summary["seconds_per_round"])
     return found
 
 

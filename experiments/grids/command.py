@@ -29,6 +29,8 @@ def run(grid: Grid, jobs: int, program: str) -> int:
     common = grid.settings
     with command_line.wrong_values_are_usage():
         grid.check()
+    for flag in ("output_dir", "results_dir"):
+        command_line.check_output(flag, getattr(common, flag))
     with lock.locked(common.output_dir) as descriptor:
         pool = Pool(common.output_dir, jobs, common.flags, descriptor)
         try:

@@ -49,14 +49,16 @@ class Comparison:
         """
         fraction, alpha = column
         shared = self.settings.choices_for(row.algorithm)
+        if row.all_labels:
+            shared.pop("labels_at", None)  # They are everywhere.
         own = {
             "labeled_fraction": 1.0 if row.all_labels else fraction,
             "alpha": alpha,
             "seed": seed,
-            **more,
         }
         task = self.settings.task
         config = training.make_config(task, row.algorithm, **{**shared, **own})
+        own |= cells.unusual(config, more)
         own |= accounting.steps(config, self.accounting, row.all_labels)
         return cells.make_cell(task, row.algorithm, shared, own)
 
@@ -99,7 +101,8 @@ class Comparison:
                 self.search, pool, self._trial, self._keys(), later, self._key_name
             )
             found = search.table(self.search, values, trials, self._columns_of)
-            tables.write_csv(self._path("search.csv"), found)
+            if len(found):
+                tables.write_csv(self._path("search.csv"), found)
         final = self.final_cells(values)
         finished = pool.run(list(final.values()))
         runs = self.table({key: c for key, c in final.items() if c.name in finished})
@@ -116,7 +119,7 @@ class Comparison:
                     "group": row.group,
                     "row": row.label,
                     "algorithm": row.algorithm,
-                    "labels_at": accounting.labels_at(row.algorithm),
+                    "labels_at": config.labels_at,
                     "accounting": self.accounting,
                     "labeled_fraction": fraction,
                     "alpha": alpha,
@@ -142,7 +145,7 @@ class Comparison:
         tables.write_csv(self._path("runs.csv"), runs)
         tables.write_csv(self._path("table.csv"), summary)
         text = tables.markdown(summary, self.rows, self.columns, len(self.settings.seeds))
-        tables.write_text(self._path("table.md"), f"{text}\n{self._caption()}\n")
+        tables.write_text(self._path("table.md"), f"{text}\n{self._caption(runs)}\n")
         curves = [
             self._curve(run.run).assign(row=run.row, labeled_fraction=fraction, alpha=alpha, seed=s)
             for run, fraction, alpha, s in zip(
@@ -152,7 +155,8 @@ class Comparison:
         curves = pd.concat(curves)
         tables.write_csv(self._path("curves.csv"), curves)
         figures.curves(self._panels(curves), self._path("curves.png"))
-        names = ("table.md", "table.csv", "runs.csv", "curves.csv", "curves.png")
+        names = ["table.md", "table.csv", "runs.csv", "curves.csv", "curves.png"]
+        names += ["search.csv"] if self.search is not None else []
         return [self._path(name) for name in names]
 
     def _curve(self, name: str) -> pd.DataFrame:
@@ -173,22 +177,32 @@ class Comparison:
             ]
         return panels
 
-    def _caption(self) -> str:
-        seeds = len(self.settings.seeds)
-        over = f"over {seeds} seeds" if seeds > 1 else "of one seed"
+    def _caption(self, runs: pd.DataFrame) -> str:
+        over = tables.over_seeds(len(self.settings.seeds))
         text = f"Test accuracy in per cent, {over}: the mean of the last quarter of a run's "
-        text += f"evaluations. Accounting: {_ACCOUNTED[self.accounting]}."
+        config = self.cell(self.rows[0], self.columns[0], self.settings.seeds[0]).config
+        text += f"evaluations. {tables.size(config)}. "
+        text += f"Accounting: {_ACCOUNTED[self.accounting]}."
         if self.search is not None:
-            text += f" {self.search.name} by a search on validation images."
-        return text
+            found = runs.groupby("row", sort=False)[self.search.name].unique()
+            searched = {row.label for row in self.rows if self._is_searched(row)}
+            values = [
+                f"{label} {' or '.join(map(cells.text, values))}"
+                + ("" if label in searched else " (given)")
+                for label, values in found.items()
+            ]
+            text += f" {self.search.name} by a search on validation images: {', '.join(values)}."
+        return text + _lost(runs)
 
     def _path(self, suffix: str) -> pathlib.Path:
         name = f"{self.settings.name}_{self.accounting}_{suffix}"
         return self.settings.results_dir / name
 
     def _is_searched(self, row: Row) -> bool:
-        """Whether the row has the parameter that is searched for."""
+        """Whether the row has the parameter that is searched for, and no value of its own of it."""
         if self.search is None:
+            return False
+        if self.search.name in self.settings.by_method.get(row.algorithm, {}):
             return False
         first = self.cell(row, self.columns[0], self.settings.seeds[0])
         return self.search.name in first.config.choices() or self.search.name in vars(
@@ -213,13 +227,26 @@ class Comparison:
 
     def _columns_of(self, key: tuple) -> dict[str, Any]:
         row, (fraction, alpha) = key
+        fraction = 1.0 if row.all_labels else fraction
         return {"row": row.label, "labeled_fraction": fraction, "alpha": alpha}
 
     def _key_name(self, key: tuple) -> str:
         return ", ".join(f"{name} {value}" for name, value in self._columns_of(key).items())
 
     def _value(self, cell: cells.Cell) -> Any:
-        return cell.choices.get(self.search.name)
+        return cells.effective(cell.config).get(self.search.name)
+
+
+def _lost(runs: pd.DataFrame) -> str:
+    """Which runs have likely diverged: their accuracy says nothing of the method."""
+    lost = [
+        f"{run.row} ({100 * run.labeled_fraction:g}% labels, alpha {run.alpha:g}, seed {run.seed}: "
+        f"{run.lost_rounds} rounds)"
+        for run in runs[runs["lost_rounds"] > 0].itertuples()
+    ]
+    if not lost:
+        return ""
+    return f" Diverged, no client's update was finite in some rounds: {', '.join(lost)}."
 
 
 _CURVES = (

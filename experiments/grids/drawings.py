@@ -28,6 +28,8 @@ _SELECTION = {
 def find_runs(paths: Iterable[str | os.PathLike]) -> list[training.StoredRun]:
     """The runs in run directories, and in directories of compare.py and ablate.py.
 
+    Of runs with the same choices only the first counts.
+
     Raises:
       RunDirectoryError: There is no run, or a file cannot be read.
     """
@@ -38,7 +40,15 @@ def find_runs(paths: Iterable[str | os.PathLike]) -> list[training.StoredRun]:
             found += [training.StoredRun(file.parent) for file in inner]
         else:
             found.append(training.StoredRun(path))
-    return found
+    by_choices: dict[str, training.StoredRun] = {}
+    for run in found:
+        for name in ("algorithm", "task"):
+            if name not in run.choices:
+                raise training.RunDirectoryError(
+                    f"{run.path}/config.json names no {name}; restore it, or leave the run out."
+                )
+        by_choices.setdefault(repr(sorted(run.choices.items())), run)
+    return list(by_choices.values())
 
 
 class Runs:
@@ -50,22 +60,22 @@ class Runs:
 
     def __init__(self, runs: Sequence[training.StoredRun]):
         self.runs = list(runs)
-        names = dict.fromkeys(name for run in runs for name in run.choices)
-        same = ("seed", "task", "source", "algorithm", "client_accuracy", *_PANELS)
-        self._differing = [
-            name
-            for name in names
-            if name not in same and len({repr(run.choices.get(name)) for run in runs}) > 1
-        ]
-        self._several_algorithms = len({run.choices["algorithm"] for run in runs}) > 1
+        of_methods: dict[str, list[dict[str, Any]]] = {}
+        for run in runs:
+            of_methods.setdefault(run.choices["algorithm"], []).append(run.choices)
+        self._differing = {name: _differing(found) for name, found in of_methods.items()}
 
     def label(self, run: training.StoredRun) -> str:
-        """What tells a run from the others but for its seed and its panel."""
-        parts = [run.choices["algorithm"]]
-        for name in self._differing:
-            if name in run.choices:
-                parts.append(f"{name} {cells.text(run.choices[name])}")
-        return ", ".join(parts)
+        """What tells a run from the others but for its seed and its panel.
+
+        Choices are named where runs of the same method differ in them: those in which methods
+        differ are mostly their defaults.
+        """
+        algorithm = run.choices["algorithm"]
+        differing = [name for name in self._differing[algorithm] if name in run.choices]
+        return ", ".join(
+            [algorithm, *(f"{name} {cells.text(run.choices[name])}" for name in differing)]
+        )
 
     def panel(self, run: training.StoredRun) -> str:
         """The title of a run's panel."""
@@ -124,14 +134,17 @@ class Runs:
         figures.legend(picture, axes)
         pictures.save(picture, path)
 
-    def partition(self, path: pathlib.Path) -> None:
-        """Who holds which classes; of the first run that knows."""
+    def partition(self, path: pathlib.Path) -> training.StoredRun:
+        """Who holds which classes; of the first run that knows, which is returned."""
         run, table = self._table()
         title = f"{self.panel(run)}, {len(table.client_ids)} clients, seed {run.choices['seed']}"
         partition_plot.plot_partition(table, str(path), title=title)
+        return run
 
-    def mismatch(self, path: pathlib.Path, clients: int = 6) -> None:
+    def mismatch(self, path: pathlib.Path, clients: int = 6) -> training.StoredRun:
         """Class shares of clients' labelled and unlabelled images beside those of all clients.
+
+        Of the first run that knows them, which is returned.
 
         As in the paper's fig:moti2. The clients are evenly spaced from the largest to the smallest
         distance between their labelled and unlabelled shares.
@@ -171,6 +184,7 @@ class Runs:
         )
         figures.legend(picture, axes)
         pictures.save(picture, path)
+        return run
 
     def _table(self) -> tuple[training.StoredRun, partition_table.PartitionTable]:
         for run in self.runs:
@@ -180,6 +194,17 @@ class Runs:
                 if table.unlabeled is not None:
                     return run, table
         raise ValueError("none of the runs knows the classes of its clients' images.")
+
+
+def _differing(choices: Sequence[dict[str, Any]]) -> list[str]:
+    """What runs differ in, but for seeds and panels."""
+    same = ("seed", "task", "source", "algorithm", "client_accuracy", *_PANELS)
+    names = dict.fromkeys(name for one in choices for name in one)
+    return [
+        name
+        for name in names
+        if name not in same and len({repr(one.get(name)) for one in choices}) > 1
+    ]
 
 
 def _shares(counts: np.ndarray) -> np.ndarray:

@@ -56,7 +56,15 @@ def curves(
         for line in lines:
             color, style = report_figures.style(labels.index(line.label))
             together = pd.concat(line.runs, axis=1)
-            axis.plot(together.mean(axis=1), color=color, linestyle=style, label=line.label)
+            marker = "o" if len(together) < 3 else None  # A single point is no line.
+            axis.plot(
+                together.index,
+                together.mean(axis=1),
+                color=color,
+                linestyle=style,
+                marker=marker,
+                label=line.label,
+            )
             if len(line.runs) > 1:
                 low, high = together.min(axis=1), together.max(axis=1)
                 axis.fill_between(together.index, low, high, color=color, alpha=0.15, linewidth=0)

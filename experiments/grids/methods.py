@@ -12,7 +12,7 @@ import deployment_table
 import numpy as np
 from costs import subject, traffic
 
-from grids import accounting, cells, tables
+from grids import cells, tables
 from grids.pool import Pool
 from grids.settings import FLAGS, Settings
 from tff_fedlabel import algorithms, runtime, training
@@ -62,6 +62,8 @@ class Methods:
             for key, cell in self.cells().items()
             if cell.name in finished
         }
+        if not results:
+            return []
         tables.write_text(self.output, self.text(results))
         return [self.output]
 
@@ -69,19 +71,21 @@ class Methods:
         """The whole file.
 
         Args:
-          results: (method, seed) -> `cells.result`; those that failed are left out.
+          results: (method, seed) -> `cells.result`; those that failed are left out. Not empty.
         """
-        sent = {name: self._traffic(name) for name in self.names}
-        lines = [_HEADER, ["---"] * len(_HEADER)]
-        lines += [self._row(name, results, sent[name]) for name in self.names]
+        sent = {name: self._traffic(name) for name in dict.fromkeys(name for name, _ in results)}
+        lines = [list(_HEADER), ["---"] * len(_HEADER)]
+        lines += [self._row(name, results, sent.get(name)) for name in self.names]
         table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
         seeds = self.settings.seeds
         model = next(iter(sent.values())).model
+        given = self.settings.choices or self.settings.by_method
+        other = " but for the choices above" if given else ""
         return f"""# The methods
 
     {self._command()}
 
-made it, on `{self.settings.task}` with the task's and each method's defaults, {len(seeds)}
+made it, on `{self.settings.task}` with the task's and each method's defaults{other}, {len(seeds)}
 seed{"s" if len(seeds) > 1 else ""}. Accuracy is the mean of the last quarter of a run's
 evaluations. KB are those of one client in a round, the model alone being {model / 1000:.0f}.
 labels: which images have one.
@@ -89,19 +93,17 @@ labels: which images have one.
 {table}
 """
 
-    def _row(self, name, results, sent: traffic.Traffic) -> list[str]:
-        own = [results[name, seed] for seed in self.settings.seeds if (name, seed) in results]
-        accuracy = seconds = "failed"
-        if own:
-            values = [100 * result["test_accuracy"] for result in own]
-            accuracy = f"{np.mean(values):.1f}"
-            if len(values) > 1:
-                accuracy += f" ± {np.std(values, ddof=1):.1f}"
-            seconds = f"{np.median([result['seconds_per_round'] for result in own]):.2f}"
-        where = accounting.labels_at(name)
-        kilobytes = (f"{number / 1000:.0f}" for number in (sent.down, sent.up))
+    def _row(self, name, results, sent: traffic.Traffic | None) -> list[str]:
+        seeds = self.settings.seeds
+        where = self.cell(name, seeds[0]).config.labels_at
         labels = _LABELS.get(where, where)
-        return [f"`{name}`", accuracy, seconds, *kilobytes, labels, ", ".join(_runtimes(name))]
+        if sent is None:  # All its runs failed.
+            return [f"`{name}`", "failed", "", "", "", labels, ""]
+        own = [results[name, seed] for seed in seeds if (name, seed) in results]
+        accuracy = tables.mean_text([one["test_accuracy"] for one in own], len(seeds), digits=1)
+        seconds = f"{np.median([one['seconds_per_round'] for one in own]):.2f}"
+        kilobytes = (f"{number / 1000:.0f}" for number in (sent.down, sent.up))
+        return [f"`{name}`", accuracy, seconds, *kilobytes, labels, _runtimes(name)]
 
     def _traffic(self, name) -> traffic.Traffic:
         """The bytes of a method, with the model and the data of the task."""
@@ -118,10 +120,19 @@ labels: which images have one.
             parts.append(f"--algorithms={','.join(self.names)}")
         parts.append(f"--seeds={','.join(map(str, self.settings.seeds))}")
         parts += [cells.flag(name, value) for name, value in self.settings.choices.items()]
+        single = [
+            f"{method}.{name}={value}"
+            for method, choices in self.settings.by_method.items()
+            for name, value in choices.items()
+        ]
+        parts += [f"--by_method={','.join(single)}"] if single else []
         return shlex.join(parts)
 
 
-def _runtimes(name: str) -> list[str]:
+def _runtimes(name: str) -> str:
     """The runtimes that compile the method's process."""
-    found = deployment_table.forms(algorithms.METHODS[name])
-    return [f"`{known}`" for known in runtime.RUNTIMES if found[f"`{known}`"]]
+    try:
+        found = deployment_table.forms(algorithms.METHODS[name])
+    except Exception as error:  # noqa: BLE001 (somebody's own method, on a model it does not know)
+        return f"not known ({type(error).__name__} on a small linear model)"
+    return ", ".join(f"`{known}`" for known in runtime.RUNTIMES if found[f"`{known}`"])

@@ -12,11 +12,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from grids import cells as grid_cells
 from grids import child
-from grids.progress import Estimate, Progress
-from tff_fedlabel import command_line
+from grids.progress import Estimate, Progress, duration
+from tff_fedlabel import command_line, training
 
 _POLL = 0.5  # seconds
 
@@ -41,9 +42,9 @@ class Stopped(Exception):
       signal_number: The signal.
     """
 
-    def __init__(self, signal_number: int, finished: int, total: int):
+    def __init__(self, signal_number: int, finished: int, total: int, what: str = "runs"):
         super().__init__(
-            f"stopped with {finished} of {total} runs finished; the same command continues."
+            f"stopped with {finished} of {total} {what} finished; the same command continues."
         )
         self.signal_number = signal_number
 
@@ -99,12 +100,13 @@ class Pool:
         self.estimate = Estimate(jobs)
         self.failures: list[Failure] = []
 
-    def run(self, cells: Sequence[grid_cells.Cell], later: int = 0) -> set[str]:
+    def run(self, cells: Sequence[grid_cells.Cell], later: int = 0, what: str = "runs") -> set[str]:
         """Runs what is not finished, and waits for it.
 
         Args:
           cells: The cells; a failure of one does not stop the others.
           later: Rounds that are known to follow after these cells, for the time left.
+          what: What the cells are called on the screen.
 
         Returns:
           The names of the cells that are finished now.
@@ -120,9 +122,9 @@ class Pool:
             return finished
         rounds = sum(cell.config.rounds for cell in cells) + later
         show = Progress(len(cells), rounds)
-        if finished:
-            show.say(f"{len(finished)} of {len(cells)} runs are finished already")
-        work = _Work(self, todo, finished, show, (len(cells), rounds), later)
+        done = f", {len(finished)} of them finished already" if finished else ""
+        show.say(f"{what}: {len(cells)}{done}; {len(self.shares)} at once")
+        work = _Work(self, todo, finished, show, (len(cells), rounds), later, what)
         with contextlib.closing(show), _Signals() as signals:
             work.run(signals)
         return finished
@@ -153,8 +155,8 @@ class Pool:
 class _Work:
     """One call of `Pool.run`."""
 
-    def __init__(self, pool, todo, finished, show, totals, later):
-        self._pool, self._finished, self._show = pool, finished, show
+    def __init__(self, pool, todo, finished, show, totals, later, what):
+        self._pool, self._finished, self._show, self._what = pool, finished, show, what
         self._waiting = collections.deque(todo)
         self._done_before = {cell.name: cell.rounds_done(pool.root) for cell in todo}
         self._free = list(pool.shares)
@@ -189,19 +191,29 @@ class _Work:
         cell, code = running.cell, running.process.returncode
         self._note(running)
         reason = _reason(code, cell.log(self._pool.root))
-        if reason is None and not cell.is_finished(self._pool.root):
-            reason = "ended without a result"
+        found: dict[str, Any] = {}
+        if reason is None:
+            try:
+                found = self._result(cell)
+            except training.RunDirectoryError as error:
+                reason = str(error)
         number = len(self._finished) + self._failed + 1
         if reason is None:
             self._finished.add(cell.name)
-            found = grid_cells.result(cell.directory(self._pool.root))
+            took = duration(time.monotonic() - running.started)
             text = f"validation accuracy {found['validation_accuracy']:.4f}, "
-            text += f"{found['seconds_per_round']:.2f} s a round"
+            text += f"{found['seconds_per_round']:.2f} s a round, {took}"
         else:
             self._failed += 1
             self._pool.failures.append(Failure(cell.name, reason))
             text = f"failed: {reason}"
         self._show.say(f"[{number}/{self._total}] {cell.name}: {text}")
+
+    def _result(self, cell: grid_cells.Cell) -> dict[str, Any]:
+        """What a run gave whose process ended well; raises `RunDirectoryError` without a result."""
+        if not cell.is_finished(self._pool.root):
+            raise training.RunDirectoryError("ended without a result")
+        return grid_cells.result(cell.directory(self._pool.root))
 
     def _note(self, running: _Running) -> int:
         """Takes down how far a cell is; returns its rounds."""
@@ -240,7 +252,7 @@ class _Work:
                     running.process.kill()
                 time.sleep(0.1)
         self._running = []
-        raise Stopped(signals.received, len(self._finished), self._total)
+        raise Stopped(signals.received, len(self._finished), self._total, self._what)
 
 
 def _reason(code: int, log: pathlib.Path) -> str | None:

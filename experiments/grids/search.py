@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
@@ -73,26 +74,46 @@ def run(
 
     Returns:
       Key -> the value with the best validation accuracy, and key -> value -> that accuracy, the
-      mean over the last quarter of the trial's evaluations. A key of which a trial failed has no
-      best value; `pool.failures` says why.
+      mean over the last quarter of the trial's evaluations. A key of which a trial failed, or none
+      has an accuracy, has no best value; `pool.failures` says why.
     """
     trials: dict[Hashable, dict[Any, float]] = {key: {} for key in keys}
-    failed: set[Hashable] = set()
+    failed: dict[Hashable, str] = {}
     wanted = {key: list(search.values) for key in keys}
+    what = "trials of the search"
     while any(wanted.values()):
         cells = {(k, v): cell_of(k, v) for k, values in wanted.items() for v in values}
-        finished = pool.run(list(cells.values()), later)
+        finished = pool.run(list(cells.values()), later, what)
         for (key, value), cell in cells.items():
             if cell.name in finished:
-                found = grid_cells.result(cell.directory(pool.root))["validation_accuracy"]
-                trials[key][value] = found
+                result = grid_cells.result(cell.directory(pool.root))
+                trials[key][value] = result["validation_accuracy"]
             else:
-                failed.add(key)
+                failed[key] = "a trial of its search failed"
+        for key, found in trials.items():
+            if all(map(math.isnan, found.values())):
+                failed.setdefault(key, "no trial of its search has a validation accuracy")
         open_keys = [key for key in keys if key not in failed]
-        wanted = {key: beyond(trials[key], search) for key in open_keys}
-    for key in failed:
-        pool.failures.append(Failure(name_of(key), "not run, for a trial of its search failed"))
-    return {key: best(trials[key]) for key in keys if key not in failed}, trials
+        wanted = {
+            key: [v for v in beyond(trials[key], search) if _is_possible(cell_of, key, v)]
+            for key in open_keys
+        }
+        what = f"further trials, for the best {search.name} is at the edge"
+    for key, reason in failed.items():
+        pool.failures.append(Failure(name_of(key), f"not run, for {reason}"))
+    chosen = {key: best(trials[key]) for key in keys if key not in failed}
+    for key, value in chosen.items():
+        print(f"search: {name_of(key)}: {search.name} {grid_cells.text(value)}", file=sys.stderr)
+    return chosen, trials
+
+
+def _is_possible(cell_of, key, value) -> bool:
+    """Whether a run may have the value: a learning rate has a largest one, for instance."""
+    try:
+        cell_of(key, value)
+    except ValueError:
+        return False
+    return True
 
 
 def best(trials: Mapping[Any, float]) -> Any:

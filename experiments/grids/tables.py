@@ -11,18 +11,20 @@ import numpy as np
 import pandas as pd
 
 from grids import accounting
+from tff_fedlabel import training
 from tff_fedlabel._replacing import replacing
 
-# The groups of the paper's tables, in its order, and one for methods that it keeps out of them.
+# The groups of the paper's tables, in its order, and after them those for labels elsewhere.
 FULLY_LABELED = "Supervised, fully labelled"
-SUPERVISED = "Supervised, partially labelled"
-SEMI_SUPERVISED = "Semi-supervised, partially labelled"
-_ELSEWHERE = {
-    "server": "Semi-supervised, labels at the server",
-    "some_clients": "Semi-supervised, some clients fully labelled",
+_PLACES = {
+    "every_client": "partially labelled",
+    "server": "labels at the server",
+    "some_clients": "some clients fully labelled",
 }
-# Rows in different groups that use the same labels: the best of them is set in bold.
-_COMPARED = {SEMI_SUPERVISED: SUPERVISED}
+_KINDS = ("Supervised", "Semi-supervised")
+_GROUPS = [FULLY_LABELED, *(f"{kind}, {place}" for place in _PLACES.values() for kind in _KINDS)]
+# Groups that use the same labels: the best row of both is set in bold.
+_COMPARED = {f"{_KINDS[1]}, {place}": f"{_KINDS[0]}, {place}" for place in _PLACES.values()}
 COLUMN = ("labeled_fraction", "alpha")
 
 
@@ -33,10 +35,12 @@ class Row:
     Attributes:
       algorithm: The method.
       all_labels: Whether all images of the clients have their labels.
+      labels_at: Where its runs have their labels, as in `training.RunConfig`.
     """
 
     algorithm: str
     all_labels: bool = False
+    labels_at: str = "every_client"
 
     @property
     def label(self) -> str:
@@ -46,16 +50,13 @@ class Row:
     def group(self) -> str:
         if self.all_labels:
             return FULLY_LABELED
-        where = accounting.labels_at(self.algorithm)
-        if where in _ELSEWHERE:
-            return _ELSEWHERE[where]
-        return SUPERVISED if accounting.is_supervised(self.algorithm) else SEMI_SUPERVISED
+        kind = _KINDS[0] if accounting.is_supervised(self.algorithm) else _KINDS[1]
+        return f"{kind}, {_PLACES[self.labels_at]}"
 
 
 def in_order(rows: Sequence[Row]) -> list[Row]:
     """The rows, by group as the paper has them."""
-    groups = [FULLY_LABELED, SUPERVISED, SEMI_SUPERVISED, *_ELSEWHERE.values()]
-    return sorted(rows, key=lambda row: groups.index(row.group))
+    return sorted(rows, key=lambda row: _GROUPS.index(row.group))
 
 
 def summarize(runs: pd.DataFrame) -> pd.DataFrame:
@@ -67,11 +68,11 @@ def summarize(runs: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
       Columns group, row, labeled_fraction, alpha, mean, deviation (of the sample, NaN for a single
-      seed), seeds (how many), in the order of the rows that were given.
+      seed), seeds (how many have an accuracy), in the order of the rows that were given.
     """
     keys = ["group", "row", *COLUMN]
     grouped = runs.groupby(keys, sort=False, dropna=False)["test_accuracy"]
-    found = grouped.agg(mean="mean", deviation=lambda values: values.std(ddof=1), seeds="size")
+    found = grouped.agg(mean="mean", deviation=lambda values: values.std(ddof=1), seeds="count")
     return found.reset_index()
 
 
@@ -103,7 +104,7 @@ def markdown(
         texts = []
         for column in columns:
             key = (row.group, row.label, *column)
-            texts.append(_cell(*cells[key], seeds, key in bold) if key in cells else "failed")
+            texts.append(_text(*cells[key], seeds, bold=key in bold) if key in cells else "failed")
         lines.append([row.group if row.group != before else "", row.label, *texts])
         before = row.group
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
@@ -130,11 +131,41 @@ def _percent(share: float) -> str:
     return f"{100 * share:6.2f}"
 
 
-def _cell(mean: float, deviation: float, number: int, seeds: int, bold: bool) -> str:
-    text = _percent(mean).strip()
+def size(config: training.RunConfig, without: Sequence[str | None] = ()) -> str:
+    """Rounds and clients of all runs of a table, for its caption; not those that it varies."""
+    texts = {
+        "rounds": f"{config.rounds} rounds",
+        "num_clients": f"{config.num_clients} clients",
+    }
+    return ", ".join(text for name, text in texts.items() if name not in without)
+
+
+def over_seeds(seeds: int) -> str:
+    """What the figures of a table are, for its caption."""
+    return f"over {seeds} seeds, ± their deviation (n - 1)" if seeds > 1 else "of one seed"
+
+
+def mean_text(shares: Sequence[float], seeds: int, digits: int = 2) -> str:
+    """The mean of some shares in per cent, ± their deviation.
+
+    Args:
+      shares: One for each seed that has one, NaN or left out where a run failed.
+      seeds: How many there should be; if there are fewer, the text says so.
+      digits: Decimal places.
+    """
+    known = pd.Series(shares, dtype=float).dropna()
+    return _text(known.mean(), known.std(ddof=1), len(known), seeds, digits=digits)
+
+
+def _text(
+    mean: float, deviation: float, number: int, seeds: int, *, bold: bool = False, digits: int = 2
+) -> str:
+    if not number:
+        return "failed"
+    text = f"{100 * mean:.{digits}f}"
     text = f"**{text}**" if bold else text
     if not np.isnan(deviation):
-        text += f" ± {100 * deviation:.2f}"
+        text += f" ± {100 * deviation:.{digits}f}"
     return text if number == seeds else f"{text} ({number} of {seeds} seeds)"
 
 

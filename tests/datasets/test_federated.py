@@ -317,7 +317,7 @@ def test_a_round_of_one_client_has_a_size(steps):
     with pytest.raises(ValueError, match=f"^{steps} x batch_size is .* at most 16777216 images"):
         _call(_data(), **{steps: 2**12, "batch_size": 2**13})
     with pytest.raises(ValueError, match="^labeled_steps x batch_size is"):
-        _call(_data(), batch_size=2**31)
+        _call(_data(), batch_size=2**31 - 1)
 
 
 @pytest.mark.parametrize(

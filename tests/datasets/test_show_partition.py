@@ -25,6 +25,13 @@ def test_a_wrong_name_is_one_line_and_exit_2():
     assert errors.count("\n") == 1, errors
 
 
+def test_a_folder_is_no_picture(tmp_path):
+    code, _, errors = run_script(show_partition, show_partition.show, "--output", tmp_path)
+    assert code == 2
+    (line,) = errors.splitlines()
+    assert "is a folder, not a file" in line
+
+
 def test_a_wrong_flag_is_one_line_and_exit_2():
     """As a user sees it."""
     result = subprocess.run(

@@ -76,10 +76,31 @@ def test_a_failed_run_leaves_a_gap(tmp_path, fake_pool):
     assert "| fedlabel | 50.00 | failed |" in out
 
 
+def test_a_caption_names_what_all_runs_have_in_common(tmp_path, fake_pool):
+    flags = ("--vary", "num_clients=10,20", "--vary", "tau=5", "--rounds", "1")
+    code, out, err = run_script(ablate, ablate.ablate, *flags, "--output_dir", tmp_path)
+    assert code == 0, err
+    assert "num_clients, digits, 1 rounds: test" in out
+    assert "tau (fig:abloc)" not in out and "tau, digits, 1 rounds, 20 clients: test" in out
+
+
+def test_seeds_that_failed_are_told(tmp_path, fake_pool):
+    fake_pool.accuracies = staticmethod(lambda cell: None if cell.config.seed == 1 else [0.5])
+    flags = ("--vary", "tau=5,10", "--rounds", "1", "--seeds", "0,1,2", "--output_dir", tmp_path)
+    code, out, _ = run_script(ablate, ablate.ablate, *flags)
+    cell = "50.00 ± 0.00 (2 of 3 seeds)"
+    assert code == 1 and f"| fedlabel | {cell} | {cell} |" in out
+    assert "over 3 seeds, ± their deviation (n - 1)" in out
+
+
 @pytest.mark.parametrize(
     "flags,words",
     [
         (["--vary", "tau="], ["--vary must be one of", "tau=5,10"]),
+        (["--vary", "seed=0,1"], ["--vary cannot vary seed", "--seeds"]),
+        (["--vary", "tau=1/tau=2"], ["tau twice"]),
+        (["--vary", "tau=1,2", "--vary", "tau=5,10"], ["tau twice", "the same file"]),
+        (["--vary", "threshold", "--vary", "threshold=.2"], ["threshold twice"]),
         (["--vary", "treshold=.1"], ["did you mean threshold"]),
         (["--vary", "threshold=2"], ["threshold", "2"]),
         (["--algorithms", "fedavg", "--vary", "threshold"], ["threshold makes no difference"]),

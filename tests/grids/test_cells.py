@@ -27,6 +27,25 @@ def test_names_and_flags_say_what_differs():
     assert made.config.lr == 0.1 and not made.config.client_accuracy
     assert cell(alpha=float("inf")).name.startswith("fedlabel-alpha_inf-")
     assert len({cell(seed=seed).name for seed in range(3)}) == 3
+    assert cell(lr=0.1234567).name != cell(lr=0.12345678).name
+
+
+def test_runs_of_other_choices_cannot_have_the_same_name(tmp_path):
+    same, other = (
+        cells.make_cell("digits", "fedlabel", {"lr": lr}, {"seed": 0}) for lr in (0.1, 0.2)
+    )
+    assert cells.by_name([same, same]) == [same]
+    with pytest.raises(ValueError, match="same directory, .*lr is 0.1 there and 0.2 here"):
+        cells.by_name([same, other])
+
+
+def test_a_summary_without_its_seconds_is_named(tmp_path):
+    made = cell()
+    write_run(made.directory(tmp_path), made.config, [0.1] * 4)
+    summary = made.directory(tmp_path) / "summary.json"
+    summary.write_text(json.dumps({"rounds": 4}))
+    with pytest.raises(training.RunDirectoryError, match="summary.json is damaged .KeyError"):
+        cells.result(made.directory(tmp_path))
 
 
 def test_finished_unfinished_and_none(tmp_path):
@@ -36,12 +55,33 @@ def test_finished_unfinished_and_none(tmp_path):
     assert not made.is_finished(tmp_path) and made.rounds_done(tmp_path) == 2
     summary = made.directory(tmp_path) / "summary.json"
     summary.write_text(json.dumps({"rounds": 4}))
+    with pytest.raises(training.RunDirectoryError, match="metrics.csv is damaged: it ends in .* 2"):
+        made.is_finished(tmp_path)
+    write_run(made.directory(tmp_path), made.config, [0.1, 0.2, None, 0.2])
     assert made.is_finished(tmp_path)
     longer = cells.Cell(made.name, config(rounds=6), {})
     assert not longer.is_finished(tmp_path)
     shorter = cells.Cell(made.name, config(rounds=2), {})
     with pytest.raises(training.RunDirectoryError, match="4 rounds, more than the 2 wanted"):
         shorter.is_finished(tmp_path)
+
+
+def test_a_finished_run_that_goes_on_is_neither_finished_nor_damaged(tmp_path):
+    made = cell()
+    write_run(made.directory(tmp_path), config(rounds=2), [0.1, 0.2, 0.3])
+    summary = made.directory(tmp_path) / "summary.json"
+    assert json.loads(summary.read_text())["rounds"] == 2
+    longer = cells.Cell(made.name, config(rounds=6), {})
+    assert not longer.is_finished(tmp_path) and longer.rounds_done(tmp_path) == 3
+
+
+def test_a_run_that_was_stopped_early_is_finished(tmp_path):
+    choices = {"early_stopping_patience": 1}
+    made = cells.Cell("early", config(**choices), choices)
+    write_run(made.directory(tmp_path), made.config, [0.2, 0.1])
+    summary = made.directory(tmp_path) / "summary.json"
+    summary.write_text(json.dumps({"rounds": 4, "rounds_done": 2}))
+    assert made.is_finished(tmp_path)
 
 
 def test_a_run_of_other_choices_is_refused(tmp_path):

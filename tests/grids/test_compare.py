@@ -7,7 +7,7 @@ import pytest
 from grids import accounting
 from scripts import run_script
 
-from tff_fedlabel import training
+from tff_fedlabel import command_line, training
 
 SMALL = ("--rounds", "8", "--eval_every", "2")
 
@@ -164,6 +164,121 @@ def test_the_searched_value_is_that_of_the_best_validation_accuracy(tmp_path, fa
     assert len(list(tmp_path.glob("trials/*"))) == 3 + 4 and len(list(tmp_path.glob("runs/*"))) == 4
 
 
+def test_groups_are_by_where_the_labels_of_the_runs_are(tmp_path, fake_pool):
+    accuracies = {"fedavg": 0.5, "fedlabel": 0.7, "rscfed": 0.6, "semifl": 0.4}
+    fake_pool.accuracies = staticmethod(lambda cell: [accuracies[cell.config.algorithm]])
+    flags = ("--algorithms", "fedavg,fedlabel,rscfed", "--rounds", "1", "--output_dir", tmp_path)
+    code, _, err = run_script(compare, compare.compare, *flags, "--labels_at", "some_clients")
+    assert code == 0, err
+    runs = pd.read_csv(tmp_path / "digits_one_pass_runs.csv")
+    assert set(runs["labels_at"]) == {"some_clients"}
+    assert dict(zip(runs["row"], runs["group"], strict=True)) == {
+        "fedavg": "Supervised, some clients fully labelled",
+        "fedlabel": "Semi-supervised, some clients fully labelled",
+        "rscfed": "Semi-supervised, some clients fully labelled",
+    }
+    only_semifl = ("--algorithms", "semifl", "--rounds", "1", "--output_dir", tmp_path / "semifl")
+    code, _, err = run_script(compare, compare.compare, *only_semifl, "--labels_at", "server")
+    assert code == 0, err
+    # They use the same labels, so that one is the best.
+    text = (tmp_path / "digits_one_pass_table.md").read_text()
+    assert "**70.00**" in text and text.count("**") == 2
+
+
+def test_a_run_without_an_accuracy_is_no_seed(tmp_path):
+    from grids import tables
+
+    columns = {"group": "g", "row": "r", "labeled_fraction": 0.2, "alpha": 1.0}
+    runs = pd.DataFrame(
+        [{**columns, "seed": s, "test_accuracy": a} for s, a in enumerate([0.5, 0.7, float("nan")])]
+    )
+    (found,) = tables.summarize(runs).to_dict("records")
+    assert found["seeds"] == 2
+    np.testing.assert_allclose([found["mean"], found["deviation"]], [0.6, 0.02**0.5])
+
+
+def test_runs_that_diverged_are_named_under_the_table(tmp_path, fake_pool):
+    fake_pool.accuracies = staticmethod(lambda cell: [0.5, 0.1, 0.1, 0.1])
+    flags = ("--algorithms", "fedavg,fedprox", "--rounds", "4", "--output_dir", tmp_path)
+    code, out, _ = run_script(compare, compare.compare, *flags)
+    assert code == 0 and "Diverged" not in out
+    (run,) = tmp_path.glob("runs/fedprox-*")
+    metrics = pd.read_csv(run / "metrics.csv")
+    # A round in which a client was rejected, one in which all were, one in which none had images.
+    metrics = metrics.assign(rejected_clients=[1, 5, 0, 5], images_used=[60, 0, 0, 0])
+    metrics.to_csv(run / "metrics.csv", index=False)
+    code, out, _ = run_script(compare, compare.compare, *flags)
+    assert code == 0
+    assert (
+        "Diverged, no client's update was finite in some rounds: fedprox (20% labels, alpha 1, "
+        "seed 0: 2 rounds)." in out
+    )
+    runs = pd.read_csv(tmp_path / "digits_one_pass_runs.csv").set_index("row")
+    assert runs["lost_rounds"].to_dict() == {"fedavg": 0, "fedprox": 2}
+
+
+def test_a_row_of_which_no_trial_has_an_accuracy_is_not_run(tmp_path, fake_pool):
+    fake_pool.accuracies = staticmethod(lambda cell: [None] * cell.config.rounds)
+    code, out, err = run_script(
+        *(compare, compare.compare, "--algorithms", "fedavg", "--search", "lr=.1,.2"),
+        *("--search_rounds", "2", "--rounds", "4", "--output_dir", tmp_path),
+    )
+    assert code == 1 and not out
+    assert "not run, for no trial of its search has a validation accuracy" in err.splitlines()[-1]
+    assert not list(tmp_path.glob("runs/*"))
+
+
+def test_a_search_goes_as_far_as_a_run_may(tmp_path, fake_pool):
+    """1000 is the largest learning rate."""
+    fake_pool.accuracies = staticmethod(lambda cell: [0.5] * cell.config.rounds)
+    code, _, err = run_script(
+        *(compare, compare.compare, "--algorithms", "fedavg", "--search", "lr=600"),
+        *("--search_rounds", "1", "--rounds", "2", "--output_dir", tmp_path),
+    )
+    assert code == 0, err
+    found = pd.read_csv(tmp_path / "digits_one_pass_search.csv")
+    assert sorted(found["lr"]) == [300, 600]
+
+
+def test_all_labels_are_at_the_clients(tmp_path, fake_pool):
+    """Also of a method that nobody named, which can have values of its own."""
+    fake_pool.accuracies = staticmethod(lambda cell: [0.5] * cell.config.rounds)
+    code, out, err = run_script(
+        *(compare, compare.compare, "--algorithms", "semifl", "--labels_at", "server"),
+        *("--include_all_labels", "--by_method", "fedavg.lr=.2,semifl.mixup_weight=0"),
+        *("--rounds", "2", "--output_dir", tmp_path),
+    )
+    assert code == 0, err
+    assert "| Supervised, fully labelled | fedavg (100%) | 50.00 |" in out
+    runs = pd.read_csv(tmp_path / "digits_one_pass_runs.csv").set_index("row")
+    assert runs["labels_at"].to_dict() == {"fedavg (100%)": "every_client", "semifl": "server"}
+    assert runs.loc["fedavg (100%)", "lr"] == 0.2
+
+
+@pytest.mark.parametrize(
+    "text,value", [("1", True), ("0", False), ("true", True), ("False", False)]
+)
+def test_truth_values_are_those_of_the_flags(text, value):
+    from grids import settings
+
+    assert settings.read_value("skip_discarded", text) is value
+    with pytest.raises(command_line.UsageError, match="^skip_discarded must be true or false"):
+        settings.read_value("skip_discarded", "2")
+
+
+def test_a_damaged_run_is_named_and_stops_no_other(tmp_path, fake_pool):
+    def accuracies(cell):
+        return [0.5] * (1 if cell.config.algorithm == "fedavg" else 2)  # of two rounds
+
+    fake_pool.accuracies = staticmethod(accuracies)
+    flags = ("--algorithms", "fedavg,fedprox", "--rounds", "2", "--output_dir", tmp_path)
+    code, out, err = run_script(compare, compare.compare, *flags)
+    assert code == 1 and "| fedprox | 50.00 |" in out and "| fedavg | failed |" in out
+    assert "metrics.csv is damaged: it ends in round 1 of the 2" in err.splitlines()[-1]
+    code, out, err = run_script(compare, compare.compare, *flags)
+    assert code == 2 and not out and "metrics.csv is damaged" in err
+
+
 def test_a_row_whose_search_failed_is_not_run(tmp_path, fake_pool):
     fake_pool.accuracies = staticmethod(
         lambda cell: None if cell.config.lr == 0.2 else [0.5] * cell.config.rounds
@@ -222,6 +337,32 @@ def test_epochs_cannot_be_added_up():
             ["--output_dir", "X", "--algorithms", "fedavg", "--threshold", ".5"],
             ["--threshold is not a parameter of fedavg"],
         ),
+        (["--output_dir", "X", "--by_method", "fedavg.lr"], ["--by_method must be like"]),
+        (["--output_dir", "X", "--by_method", "fedavg=.1"], ["--by_method must be like"]),
+        (["--output_dir", "X", "--by_method", "fedavgg.lr=.1"], ["did you mean fedavg"]),
+        (["--output_dir", "X", "--by_method", "fedprox.lr=.1"], ["fedprox, which is not among"]),
+        (["--output_dir", "X", "--by_method", "fedavg.lr=-1"], ["lr must be", "-1"]),
+        (["--output_dir", "X", "--by_method", "fedavg.alpha=1"], ["alpha is the same for all"]),
+        (
+            ["--output_dir", "X", "--by_method", "fedavg.threshold=.5"],
+            ["--by_method: fedavg has no threshold"],
+        ),
+        (
+            ["--output_dir", "X", "--by_method", "fedavg.lr=.1,fedavg.lr=.2"],
+            ["two values of fedavg.lr"],
+        ),
+        (["--output_dir", "X", "--search", "seed=0,1"], ["--search cannot be for seed"]),
+        (["--output_dir", "X", "--search", "rounds=1,3"], ["--search cannot be for rounds"]),
+        (["--output_dir", "X", "--search", "tau=1,3"], ["--search cannot be for tau"]),
+        (["--output_dir", "X", "--by_method", "fedavg.rounds=1"], ["rounds is the same for all"]),
+        (["--output_dir", "X", "--seeds", ""], ["--seeds must have a number"]),
+        (["--output_dir", "X", "--name", "a/b"], ["--name must be a name", "--results_dir"]),
+        (["--output_dir", "X", "--results_dir", "file"], ["--results_dir file", "it is a file"]),
+        (["--output_dir", "file/X"], ["--output_dir file/X cannot be written to"]),
+        (
+            ["--output_dir", "X", "--algorithms", "fedavg", "--search", "threshold=.5,.7"],
+            ["threshold, which is not a parameter of fedavg"],
+        ),
         (["--output_dir", "X", "--rouns", "3"], ["rouns"]),
         (["--output_dir", "X", "--tau", "many"], ["tau"]),
         (["--output_dir", "/proc/nothing"], ["/proc/nothing"]),
@@ -229,6 +370,7 @@ def test_epochs_cannot_be_added_up():
 )
 def test_wrong_usage_is_one_line_before_anything_runs(flags, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
     given = [] if "--algorithms" in flags else ["--algorithms", "fedlabel,fedavg"]
     code, out, err = run_script(compare, compare.compare, *flags, *given)
     assert code == 2, err
@@ -240,7 +382,6 @@ def test_wrong_usage_is_one_line_before_anything_runs(flags, words, tmp_path, mo
 
 def test_a_directory_of_other_choices_is_refused(tmp_path, fake_pool):
     flags = ("--algorithms", "fedavg", "--rounds", "1", "--output_dir", tmp_path)
-    fake_pool.accuracies = staticmethod(lambda cell: [0.5])
     assert run_script(compare, compare.compare, *flags)[0] == 0
     code, _, err = run_script(compare, compare.compare, *flags, "--width", "8")
     assert code == 2 and "width is 16 there and 8 here" in err
@@ -263,6 +404,21 @@ def test_parameters_go_to_the_methods_that_have_them(tmp_path, fake_pool):
     assert {c["seed"] for c in runs.values()} == {3}
     thresholds = {c["algorithm"]: c.get("threshold") for c in runs.values()}
     assert thresholds == {"fedavg": None, "fedlabel": 0.7}
+
+
+def test_values_of_single_methods_come_before_those_for_all(tmp_path, fake_pool):
+    fake_pool.accuracies = staticmethod(lambda cell: [0.5] * cell.config.rounds)
+    code, _, err = run_script(
+        *(compare, compare.compare, "--algorithms", "fedavg,fedprox,fedlabel", "--rounds", "1"),
+        *("--lr", ".3", "--by_method", "fedlabel.lr=.4,fedlabel.threshold=.7,fedprox.lr=.5"),
+        *("--search", "threshold=.6,.8", "--search_rounds", "1", "--output_dir", tmp_path),
+    )
+    assert code == 0, err
+    stored = [training.stored_choices(p.parent) for p in tmp_path.glob("runs/*/config.json")]
+    found = {c["algorithm"]: (c["lr"], c.get("threshold")) for c in stored}
+    # A value that was given is not searched for.
+    assert found == {"fedavg": (0.3, None), "fedprox": (0.5, None), "fedlabel": (0.4, 0.7)}
+    assert not list(tmp_path.glob("trials/*"))
 
 
 def test_the_help_has_its_own_flags_first_and_then_those_of_a_run():

@@ -1,5 +1,7 @@
 """plots.py draws what the files of runs say."""
 
+import pathlib
+
 import numpy as np
 import plots
 import pytest
@@ -63,6 +65,12 @@ def test_everything_is_drawn(runs, tmp_path, drawn):
         f"{kind}.png" for kind in ("curves", "bars", "partition", "mismatch", "selection")
     }
     assert len(out.splitlines()) == 5
+    # One run stands for all in these.
+    of_one = [line for line in out.splitlines() if " (of " in line]
+    assert [pathlib.Path(line.split(" (of ")[0]).stem for line in of_one] == [
+        "partition",
+        "mismatch",
+    ]
 
 
 def test_curves_are_means_over_seeds(runs, tmp_path, drawn):
@@ -118,6 +126,10 @@ def test_labels_tell_what_differs(tmp_path):
         "fedlabel, threshold 0.3",
         "fedlabel, threshold 0.7",
     ]
+    # What methods differ in says nothing about runs of one method.
+    write_run(tmp_path / "c", config(algorithm="fedprox"), [0.1])
+    runs = drawings.Runs(drawings.find_runs([tmp_path / "a", tmp_path / "c"]))
+    assert [runs.label(run) for run in runs.runs] == ["fedlabel", "fedprox"]
 
 
 @pytest.mark.parametrize(

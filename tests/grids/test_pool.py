@@ -64,6 +64,7 @@ class KillingPool(pool.Pool):
 
 
 affinity, seen, kill = [], [], []
+ROUNDS = 14
 
 
 def test_a_killed_run_and_a_failed_one_stop_nothing_and_go_on(tmp_path, monkeypatch):
@@ -71,7 +72,9 @@ def test_a_killed_run_and_a_failed_one_stop_nothing_and_go_on(tmp_path, monkeypa
     monkeypatch.setattr(command, "Pool", KillingPool)
     cores = sorted(os.sched_getaffinity(0))
     jobs = min(2, len(cores))
-    flags = [f"--{name}={value}" for name, value in {**SMALL, "rounds": 30}.items()]
+    # What is not the default gets into the names of the runs.
+    small = {**SMALL, "rounds": ROUNDS, "client_accuracy": True}
+    flags = [f"--{name}={value}" for name, value in small.items()]
     flags += [f"--output_dir={tmp_path}", f"--jobs={jobs}", "--algorithms=fedavg,fedlabel"]
     # A directory that holds no run, and is not empty.
     broken = tmp_path / "runs" / "fedlabel-alpha_1-labeled_fraction_0.2-seed_0"
@@ -95,7 +98,7 @@ def test_a_killed_run_and_a_failed_one_stop_nothing_and_go_on(tmp_path, monkeypa
     code, out, err = run_script(compare, compare.compare, *flags[:-1], "--algorithms=fedavg")
     assert code == 0, err
     after = training.StoredRun(tmp_path / "runs" / killed)
-    assert after.summary["rounds"] == 30
+    assert after.summary["rounds"] == ROUNDS
     log = (after.path / "run.log").read_text()
     assert "started at round 0" in log and "resumed at round" in log
     assert "| fedavg |" in out
