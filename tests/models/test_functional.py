@@ -80,8 +80,8 @@ BUILDERS = {
 
 # How far logits may be off, relative to the largest, and gradients, relative to the norm of all of
 # them: one rounding. Keras computes eagerly here and ours is a graph, but the operations are the
-# same. A processor that multiplies bfloat16 itself has operations of a graph fused, which leaves out
-# some roundings, and a ReLU may then fall on the other side of zero.
+# same. A processor that multiplies bfloat16 itself has operations of a graph fused, which leaves
+# out some roundings, and a ReLU may then fall on the other side of zero.
 TOLERANCES = {
     "float32": (5e-6, 0.0),
     "mixed_bfloat16": (2**-6, 2**-3),
