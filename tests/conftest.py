@@ -10,6 +10,9 @@ import pytest
 # The test processes share the cores, and a run compares to the bit with one in a process of its own
 # only if both divide an operation among as many threads. Before TensorFlow's first operation.
 os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
+# Where Python is told not to write bytecode, as in many containers, each process of the tests would
+# compile TensorFlow's source again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 TESTS = pathlib.Path(__file__).parent
 
