@@ -1,6 +1,7 @@
 """Files of a run directory that are damaged: one line that names the file and says what to do."""
 
 import json
+import os
 import shutil
 
 import pandas as pd
@@ -78,3 +79,15 @@ def test_runtimes(run_directory):
     path.write_text(json.dumps({**config, "runtimes": [{"runtime": "device"}]}))
     with pytest.raises(training.RunDirectoryError, match="config.json is damaged .*from_round"):
         resume(run_directory, 3)
+
+
+def test_a_folder_that_is_read_only(run_directory, monkeypatch):
+    """As on a file system that is mounted so; modes alone do not stop an administrator."""
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    before = {path: path.stat().st_mtime_ns for path in run_directory.rglob("*")}
+    with pytest.raises(training.RunDirectoryError) as caught:
+        resume(run_directory, 3)
+    assert str(caught.value) == (
+        f"cannot write to {run_directory} (it is read-only); choose another --output_dir."
+    )
+    assert {path: path.stat().st_mtime_ns for path in run_directory.rglob("*")} == before

@@ -1,6 +1,7 @@
 """The files of one run; `loop` lists them."""
 
 import contextlib
+import errno
 import fcntl
 import functools
 import json
@@ -64,6 +65,8 @@ class RunDirectory:
             self._runtime["options"] = json.loads(json.dumps(dict(runtime_options), default=str))
         try:
             path.mkdir(parents=True, exist_ok=True)
+            if not os.access(path, os.W_OK):  # A run that is there can be read all the same.
+                raise PermissionError(errno.EACCES, "it is read-only")
             self._lock()
             try:
                 self._claim(resume)
