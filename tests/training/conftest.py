@@ -1,10 +1,13 @@
 """Runs that are small, and processes that are built once."""
 
+import contextlib
 import dataclasses
 
+import linear_model
 import pytest
 from small_run import SMALL
 
+from tff_fedlabel import models
 from tff_fedlabel.training import experiment as experiments
 
 
@@ -38,6 +41,29 @@ def build_once(built, compile_once, monkeypatch):
         return dataclasses.replace(built[key], config=config)
 
     monkeypatch.setattr(experiments, "build", cached)
+
+
+@pytest.fixture
+def one_worker(build_once, local_runtime, monkeypatch):
+    """Runs in this process take the worker that all tests share."""
+    from tff_fedlabel import runtime
+
+    use = runtime.use
+
+    def shared(name, **options):
+        if name != "local":
+            return use(name, **options)
+        assert not options
+        return contextlib.nullcontext(local_runtime)
+
+    monkeypatch.setattr(runtime, "use", shared)
+
+
+@pytest.fixture
+def linear(monkeypatch):
+    """The name of a model that runs, in this process, can have."""
+    monkeypatch.setitem(models.MODELS, linear_model.NAME, linear_model.build)
+    return linear_model.NAME
 
 
 @pytest.fixture

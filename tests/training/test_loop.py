@@ -78,18 +78,6 @@ def reference(tmp_path_factory):
     return output_dir, out, err
 
 
-@pytest.fixture
-def one_worker(build_once, local_runtime, monkeypatch):
-    """Runs in this process take the worker that all tests share."""
-    from tff_fedlabel import runtime
-
-    def use(name, **options):
-        assert (name, options) == ("local", {})
-        return contextlib.nullcontext(local_runtime)
-
-    monkeypatch.setattr(runtime, "use", use)
-
-
 def test_what_a_run_leaves_behind(reference):
     output_dir, out, err = reference
     summary = json.loads((output_dir / "summary.json").read_text())
