@@ -67,11 +67,11 @@ def test_wrong_places_of_a_method(fields, words):
 
 
 @pytest.fixture
-def run(main, small_flags, tmp_path):
+def run(main, small_flags, linear, tmp_path):
     def run(algorithm, name, *flags):
         directory = tmp_path / name
-        augments = ("--strong_augment", "none", "--weak_augment", "none")
-        flags = (*small_flags, *augments, "--output_dir", str(directory), *flags)
+        parts = ("--strong_augment", "none", "--weak_augment", "none", "--model", linear)
+        flags = (*small_flags, *parts, "--output_dir", str(directory), *flags)
         return main("--algorithm", algorithm, *flags), directory
 
     return run
@@ -80,7 +80,8 @@ def run(main, small_flags, tmp_path):
 @pytest.mark.usefixtures("build_once")
 def test_labels_at_the_server(run):
     flags = ("--rounds", "4", "--threshold", "0.15", "--server_batch_size", "32")
-    code, whole = run("semifl", "whole", *flags, "--client_accuracy")
+    once = ("--client_accuracy", "--checkpoint_every", "1000")
+    code, whole = run("semifl", "whole", *flags, *once)
     assert code == 0
     summary = json.loads((whole / "summary.json").read_text())
     labeled = 6 * round(0.2 * (1437 // 6))
@@ -115,7 +116,7 @@ def _checkpoint(directory):
 def test_labels_at_some_clients(run, capfd):
     """Rounds in which no client has a label, or each, are like others."""
     flags = ("--rounds", "4", "--labels_at", "some_clients", "--clients_per_round", "1")
-    flags += ("--client_accuracy",)
+    flags += ("--client_accuracy", "--checkpoint_every", "1000")
     code, directory = run("fedlabel", "some", *flags, "--labeled_fraction", "0.4")
     assert code == 0
     table = pd.read_csv(directory / "partition.csv").pivot(
@@ -164,13 +165,14 @@ def test_own_data_that_says_who_is_labelled(tmp_path):
     assert training.make_config(path, "rscfed").labels_at == "some_clients"
 
 
-def test_own_clients():
+def test_own_clients(linear):
     owners = np.array(["ann", "bob", "cy"])[np.arange(60) % 3]
     clients = federated.from_arrays(IMAGES, LABELS, owners, np.arange(60) % 4 == 0, num_classes=3)
-    options = {"batch_size": 4, "tau": 1, "tau_unlabeled": 1, "width": 2}
+    options = {"batch_size": 4, "tau": 1, "tau_unlabeled": 1, "strong_augment": "none"}
 
     def make(clients, method, **choices):
-        return training.make_experiment(clients, "cnn", method, **options, **choices)
+        more = {} if method == "fedavg" else {**options, "weak_augment": "none"}
+        return training.make_experiment(clients, linear, method, **more, **choices)
 
     made = make(clients, "semifl")
     assert made.config.labels_at == "server" and made.config.labeled_fraction == 0.25
