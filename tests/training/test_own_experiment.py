@@ -68,7 +68,7 @@ def own():
 
 
 def test_own_parts_make_a_run_that_resumes(own, tmp_path):
-    training.run(own, tmp_path / "whole")
+    training.run(own, tmp_path / "whole", checkpoint_every=4)
     two = dataclasses.replace(own, config=dataclasses.replace(own.config, rounds=2))
     training.run(two, tmp_path / "half")
     training.run(own, tmp_path / "half", resume=True)
@@ -229,10 +229,10 @@ def registry(monkeypatch):
 
 
 FLAGS = [text for name, value in SMALL.items() for text in (f"--{name}", str(value))]
-FLAGS += ["--width", "2", "--algorithm", "fedavg", "--clients_per_round", "2"]
+FLAGS += ["--model", "linear", "--algorithm", "fedavg", "--clients_per_round", "2"]
 
 
-@pytest.mark.usefixtures("registry")
+@pytest.mark.usefixtures("registry", "linear")
 def test_registered_task(tmp_path, main, capfd):
     task = dataclasses.replace(tasks.OWN_DATA, rounds=7, lr=0.3, alpha=5.0)
     tasks.register("mine", task, source=lambda: {"x": X, "y": Y, "client_ids": OWNERS})
@@ -240,7 +240,8 @@ def test_registered_task(tmp_path, main, capfd):
     assert (config.rounds, config.lr, config.alpha) == (7, 0.3, 5.0)
     assert (config.num_clients, config.clients_per_round) == (4, 4)
     run = tmp_path / "run"
-    assert main("--task", "mine", *FLAGS, "--rounds", "1", "--output_dir", str(run)) == 0
+    flags = (*FLAGS, "--noclient_accuracy", "--output_dir", str(run))
+    assert main("--task", "mine", *flags, "--rounds", "1") == 0
     assert main("--resume", "--rounds", "2", "--output_dir", str(run)) == 0
     assert "mine: 60 images of 3 classes, 8x8 px; its own: 4 clients" in capfd.readouterr().err
     assert summary_of(run)["rounds"] == 2 and summary_of(run)["task"] == "mine"
@@ -275,6 +276,7 @@ def npz(tmp_path):
     return path
 
 
+@pytest.mark.usefixtures("linear")
 def test_own_file_from_the_command_line(npz, tmp_path, main, capfd, monkeypatch):
     """Trained, resumed from another folder, and not resumed once its labels have changed."""
     monkeypatch.chdir(tmp_path)
@@ -295,6 +297,7 @@ def test_own_file_from_the_command_line(npz, tmp_path, main, capfd, monkeypatch)
 
     monkeypatch.chdir("/")
     resume = ["--resume", "--output_dir", str(run), "--data_dir", str(tmp_path / "kept")]
+    resume.append("--noclient_accuracy")  # The first run has drawn it.
     assert main(*resume, "--rounds", "3") == 0
     assert summary_of(run)["rounds"] == 3
     moved = tmp_path / "elsewhere" / npz.name
