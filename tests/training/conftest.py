@@ -44,6 +44,16 @@ def build_once(built, compile_once, monkeypatch):
 
 
 @pytest.fixture
+def unbuilt(monkeypatch):
+    """Experiments without a process, for what is checked before anything is trained."""
+
+    def assemble(*parts, **_):
+        return experiments.Experiment(*parts, None)
+
+    monkeypatch.setattr(experiments, "assemble", assemble)
+
+
+@pytest.fixture
 def one_worker(build_once, local_runtime, monkeypatch):
     """Runs in this process take the worker that all tests share."""
     from tff_fedlabel import runtime

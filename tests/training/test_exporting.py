@@ -68,7 +68,12 @@ def own_logits(model, name):
     ).numpy()
 
 
-def test_the_weights_are_those_of_the_checkpoint(trained, digits):
+@pytest.fixture(scope="module")
+def logits(models):
+    return {name: own_logits(model, name) for name, model in models.items()}
+
+
+def test_the_weights_are_those_of_the_checkpoint(trained, digits, logits, unbuilt):
     config = training.make_config(**training.stored_choices(trained))
     model = experiment.build(config).model
     number = len(model.initial_weights[0])
@@ -78,7 +83,7 @@ def test_the_weights_are_those_of_the_checkpoint(trained, digits):
     assert digits.round_num == trained_runs.ROUNDS and digits.class_names == tuple("0123456789")
     x = images(SHAPES["digits"])
     expected = model.predict_on_batch((stored, ()), x, training=False).numpy()
-    np.testing.assert_array_equal(own_logits(digits, "digits"), expected)
+    np.testing.assert_array_equal(logits["digits"], expected)
     assert np.abs(expected).max() > 0.1
 
 
@@ -92,6 +97,7 @@ def test_best_is_the_best_round(trained):
 
 # What the subprocess runs, as if the package were not installed: -S leaves out its .pth file too.
 _READER = """
+import gc; gc.disable()  # Which takes a fifth of TensorFlow's import.
 import json, pathlib, sys
 sys.path.insert(0, sys.argv[2])
 sys.modules["tff_fedlabel"] = None
@@ -130,8 +136,8 @@ def answers(exports):
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_another_process_gets_the_same_logits(models, answers, name):
-    expected = own_logits(models[name], name)
+def test_another_process_gets_the_same_logits(logits, answers, name):
+    expected = logits[name]
     np.testing.assert_allclose(answers[name]["logits"], expected, atol=1e-5)
     np.testing.assert_allclose(answers[name]["keras"], expected, atol=1e-5)
     exponentials = np.exp(np.float64(expected) - expected.max(1, keepdims=True))
@@ -141,7 +147,7 @@ def test_another_process_gets_the_same_logits(models, answers, name):
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_numpy_gets_the_same_logits_from_the_npz(models, exports, name):
+def test_numpy_gets_the_same_logits_from_the_npz(logits, exports, name):
     """By a reader that knows no more than what `architecture` says."""
     with np.load(exports / f"{name}.npz") as arrays:
         description = json.loads(arrays["architecture"].item())
@@ -149,7 +155,7 @@ def test_numpy_gets_the_same_logits_from_the_npz(models, exports, name):
         weights = {key: arrays[key] for key in arrays if key != "architecture"}
     pixels = images(SHAPES[name]) / 255.0
     np.testing.assert_allclose(
-        network(description["layers"], weights, pixels), own_logits(models[name], name), atol=1e-5
+        network(description["layers"], weights, pixels), logits[name], atol=1e-5
     )
     named = [weight for layer in description["layers"] for weight in layer["weights"]]
     assert sorted(named) == sorted(weights)
@@ -162,11 +168,10 @@ def test_class_names_lie_beside(exports, models):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_mixed_precision_is_exported_as_it_was(trained, tmp_path, dtype):
+def test_mixed_precision_is_exported_as_it_was(trained, logits, tmp_path, dtype):
     """To what rounding in 16 bits leaves; in float32 the logits differ by more."""
     model = resnet(trained, "resnet18", mixed_precision=dtype)
     expected = own_logits(model, "resnet18")
-    plain = resnet(trained, "resnet18")
     training.export(model, tmp_path / "served")
     training.export(model, tmp_path / "m.keras")
     x = images(SHAPES["resnet18"])
@@ -174,7 +179,7 @@ def test_mixed_precision_is_exported_as_it_was(trained, tmp_path, dtype):
     np.testing.assert_allclose(served(tf.constant(x))["logits"], expected, atol=1e-5)
     loaded = tf.keras.models.load_model(tmp_path / "m.keras", compile=False)(x).numpy()
     assert loaded.dtype == np.float32
-    off = np.abs(own_logits(plain, "resnet18") - expected).max()
+    off = np.abs(logits["resnet18"] - expected).max()
     assert np.abs(loaded - expected).max() <= 0.5 * off
 
 

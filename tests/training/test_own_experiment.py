@@ -100,17 +100,6 @@ def test_own_parts_make_a_run_that_resumes(own, tmp_path):
     assert "kept_fraction" in table and "pseudo_label_accuracy" not in table
 
 
-@pytest.fixture
-def unbuilt(monkeypatch):
-    """Experiments without a process, for what is checked before anything is computed."""
-    from tff_fedlabel.training import experiment as experiments
-
-    def assemble(*parts, **_):
-        return experiments.Experiment(*parts, None)
-
-    monkeypatch.setattr(experiments, "assemble", assemble)
-
-
 @pytest.mark.parametrize(
     "changed,words",
     [
