@@ -8,6 +8,7 @@ import threading
 import time
 import types
 
+import linear_model
 import numpy as np
 import pandas as pd
 import pytest
@@ -19,11 +20,12 @@ from tff_fedlabel.training import evaluation, experiment, loop
 from tff_fedlabel.training.checkpoints import Checkpoints
 from tff_fedlabel.training.interrupt import Interrupt
 
-pytestmark = pytest.mark.usefixtures("build_once")
+pytestmark = pytest.mark.usefixtures("build_once", "linear")
+CHOICES = {**SMALL, "model": linear_model.NAME, "rounds": 4, "lr": 0.25}
 
 
 def config_of(**choices):
-    return training.make_config("digits", "fedavg", **{**SMALL, "rounds": 4, "lr": 0.25, **choices})
+    return training.make_config("digits", "fedavg", **{**CHOICES, **choices})
 
 
 @pytest.mark.parametrize(
@@ -160,7 +162,7 @@ def test_patience_survives_a_stop(tmp_path, monkeypatch):
 
 def test_a_signal_during_an_evaluation_ends_the_run_at_once(tmp_path, monkeypatch):
     """The round's state and metrics are kept; the resumed run evaluates it and goes on."""
-    expected = training.run(config_of(), tmp_path / "whole")
+    expected = training.run(config_of(), tmp_path / "whole", checkpoint_every=1000)
     real, asked = loop.evaluations, []
 
     def slow(an_experiment, state):
@@ -176,7 +178,7 @@ def test_a_signal_during_an_evaluation_ends_the_run_at_once(tmp_path, monkeypatc
         assert time.monotonic() - asked[0] < 5
     assert (tmp_path / "run" / "checkpoints" / "round_2").exists()
     assert list(pd.read_csv(tmp_path / "run" / "metrics.csv")["round"]) == [1]
-    summary = training.run(config_of(), tmp_path / "run", resume=True)
+    summary = training.run(config_of(), tmp_path / "run", resume=True, checkpoint_every=1000)
     tables = [
         pd.read_csv(tmp_path / name / "metrics.csv").drop(columns="seconds")
         for name in ("whole", "run")
@@ -214,6 +216,7 @@ def test_other_data_is_refused(tmp_path, monkeypatch):
     monkeypatch.undo()
 
 
+@pytest.mark.usefixtures("unbuilt")
 def test_the_fingerprint_tells_the_labels_kept():
     one, other = (
         experiment.build(config_of(labeled_fraction=fraction), None).fingerprint()
