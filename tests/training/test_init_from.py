@@ -16,7 +16,7 @@ from tff_fedlabel import algorithms, runtime, training
 from tff_fedlabel.training import experiment as experiments
 from tff_fedlabel.training import starting_point
 
-FEDAVG = {**trained_runs.CHOICES, "rounds": 2, "tau": 1, "seed": 5}
+FEDAVG = {**trained_runs.CHOICES, "rounds": 2, "tau": 1, "seed": 5, "client_accuracy": False}
 NUMBER = 8  # The weights of a cnn: four layers with kernel and bias.
 
 
@@ -47,7 +47,7 @@ def test_the_first_state_holds_the_trained_weights(trained, own, monkeypatch):
 
 
 @pytest.fixture
-def built(monkeypatch):
+def built(compile_once, monkeypatch):
     """Builds once; notes the weights that each start was given."""
     build, given, cache = experiments.build, [], []
 
@@ -64,7 +64,7 @@ def built(monkeypatch):
 
 def test_a_resumed_run_needs_the_other_no_more(other, built, tmp_path, monkeypatch, capfd):
     config = training.make_config("digits", "fedavg", init_from=other, **FEDAVG)
-    summary = training.run(config, tmp_path / "whole", runtime="device")
+    summary = training.run(config, tmp_path / "whole", runtime="device", checkpoint_every=2)
     assert json.loads((tmp_path / "whole" / "config.json").read_text())["init_from"] == str(other)
     assert summary["init_from"] == str(other)
     told = f"starts from the weights of the run in {other} after round {trained_runs.ROUNDS}"
