@@ -19,9 +19,25 @@ LABELS = load_digits().target[:40]
 
 
 @pytest.fixture(scope="module")
-def probabilities(trained):
+def model(trained):
+    return training.load_model(trained)
+
+
+@pytest.fixture
+def read_once(trained, model, monkeypatch):
+    """The script gets the model as it was read before."""
+
+    def load_model(run_dir, best, data_dir):
+        assert (str(run_dir), best, data_dir) == (str(trained), False, None)
+        return model
+
+    monkeypatch.setattr(training, "load_model", load_model)
+
+
+@pytest.fixture(scope="module")
+def probabilities(trained, model):
     """[n, 10] of `DIGITS`, by NumPy from the weights of the checkpoint."""
-    keras = training.load_model(trained).keras
+    keras = model.keras
     names, number = list(keras_model.named_weights(keras)), len(keras.weights)
     weights = dict(zip(names, trained_runs.checkpoint(trained)[:number], strict=True))
     logits = network(keras_model.architecture(keras), weights, DIGITS[..., None] / 255)
@@ -60,6 +76,7 @@ def test_rows_of_an_npz(trained, probabilities, tmp_path):
     assert len(out.splitlines()) == 2
 
 
+@pytest.mark.usefixtures("read_once")
 def test_a_folder_with_names_of_classes(trained, probabilities, tmp_path):
     for index in range(20):
         # Half of the files lie in folders that are called like a class.
@@ -77,6 +94,7 @@ def test_a_folder_with_names_of_classes(trained, probabilities, tmp_path):
     assert f"accuracy {accuracy:.4f} on 10 images" in out and "resized" not in out
 
 
+@pytest.mark.usefixtures("read_once")
 def test_sizes_colours_and_damage_are_told(trained, tmp_path):
     folder = tmp_path / "in"
     folder.mkdir()
@@ -101,6 +119,7 @@ def test_sizes_colours_and_damage_are_told(trained, tmp_path):
     assert not (tmp_path / "confusion.png").exists()
 
 
+@pytest.mark.usefixtures("read_once")
 def test_nothing_readable_writes_nothing(trained, tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.png").touch()
@@ -108,8 +127,7 @@ def test_nothing_readable_writes_nothing(trained, tmp_path):
     assert code == 1 and "nothing was classified" in err and not (tmp_path / "p.csv").exists()
 
 
-def test_confusion_counts(trained, probabilities):
-    model = training.load_model(trained)
+def test_confusion_counts(model, probabilities):
     images = prediction.Images("row", list("abcd"), np.array([3, 3, -1, 1]), x=DIGITS[:4])
     counts = training.predict(model, images).confusion()
     expected = np.zeros((10, 10), int)
@@ -130,6 +148,7 @@ def test_confusion_counts(trained, probabilities):
         ({"x": DIGITS, "y": LABELS + 5}, "5 to 14, but the model has the classes 0 to 9"),
     ],
 )
+@pytest.mark.usefixtures("read_once")
 def test_arrays_that_are_no_images(trained, tmp_path, arrays, words):
     np.savez(tmp_path / "images.npz", **arrays)
     code, out, err = run(trained, tmp_path / "images.npz", "--output", tmp_path / "p.csv")
@@ -144,12 +163,14 @@ def test_arrays_that_are_no_images(trained, tmp_path, arrays, words):
         ("empty", "empty holds no images"),
     ],
 )
+@pytest.mark.usefixtures("read_once")
 def test_no_images(trained, tmp_path, name, words):
     (tmp_path / "empty").mkdir()
     code, _, err = run(trained, tmp_path / name, "--output", tmp_path / "p.csv")
     assert code == 2 and words in err and len(err.splitlines()) == 1
 
 
+@pytest.mark.usefixtures("read_once")
 def test_what_is_there_is_replaced_only_on_request_and_then_wholly(trained, tmp_path):
     np.savez(tmp_path / "known.npz", x=DIGITS, y=LABELS)
     np.savez(tmp_path / "unknown.npz", x=DIGITS[:3])
@@ -179,6 +200,7 @@ def test_what_is_there_is_replaced_only_on_request_and_then_wholly(trained, tmp_
     assert picture.stat().st_size
 
 
+@pytest.mark.usefixtures("read_once")
 def test_a_folder_is_never_replaced_by_a_table(trained, tmp_path):
     np.savez(tmp_path / "images.npz", x=DIGITS[:3])
     (tmp_path / "photos").mkdir()
@@ -198,13 +220,11 @@ def test_a_missing_run_is_noticed_before_the_target(tmp_path):
 @pytest.mark.parametrize("number", [2, 20, 47])
 def test_names_and_numbers_of_the_picture_do_not_touch(number, tmp_path):
     """By what Matplotlib says about the boxes of its texts; and nothing is cut off at the edge."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
     names = [f"class number {index}" for index in range(number)]
     counts = 1234 * np.tri(number, dtype=int) * (np.arange(number) < 3)
     picture = pictures.confusion(counts, names, "title")
     pictures.save(picture, tmp_path / "picture.png")
-    FigureCanvasAgg(picture).draw()
+    picture.draw_without_rendering()
     axes = picture.axes[0]
     cell = axes.transData.transform([1, 1]) - axes.transData.transform([0, 0])
     for text in axes.texts:
