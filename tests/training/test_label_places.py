@@ -165,7 +165,7 @@ def test_own_data_that_says_who_is_labelled(tmp_path):
     assert training.make_config(path, "rscfed").labels_at == "some_clients"
 
 
-def test_own_clients(linear):
+def test_own_clients(linear, request):
     owners = np.array(["ann", "bob", "cy"])[np.arange(60) % 3]
     clients = federated.from_arrays(IMAGES, LABELS, owners, np.arange(60) % 4 == 0, num_classes=3)
     options = {"batch_size": 4, "tau": 1, "tau_unlabeled": 1, "strong_augment": "none"}
@@ -179,6 +179,7 @@ def test_own_clients(linear):
     assert isinstance(made.clients, server_labels.LabelsAtServer)
     assert made.clients.sizes()["labeled"].sum() == 0
     assert len(made.clients.labeled_arrays()["y"]) == 15
+    request.getfixturevalue("unbuilt")  # The rest is decided before a process is built.
     assert make(clients, "rscfed").config.labels_at == "every_client"
     with pytest.raises(ValueError, match="^labels_at must not be 'some_clients' for one's own"):
         make(clients, "rscfed", labels_at="some_clients")
