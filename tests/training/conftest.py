@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 
-import linear_model
+import one_layer
 import pytest
 from small_run import SMALL
 
@@ -72,8 +72,8 @@ def one_worker(build_once, local_runtime, monkeypatch):
 @pytest.fixture
 def linear(monkeypatch):
     """The name of a model that runs, in this process, can have."""
-    monkeypatch.setitem(models.MODELS, linear_model.NAME, linear_model.build)
-    return linear_model.NAME
+    monkeypatch.setitem(models.MODELS, one_layer.NAME, one_layer.build)
+    return one_layer.NAME
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import threading
 import time
 import types
 
-import linear_model
 import numpy as np
+import one_layer
 import pandas as pd
 import pytest
 from small_run import SMALL
@@ -21,7 +21,7 @@ from tff_fedlabel.training.checkpoints import Checkpoints
 from tff_fedlabel.training.interrupt import Interrupt
 
 pytestmark = pytest.mark.usefixtures("build_once", "linear")
-CHOICES = {**SMALL, "model": linear_model.NAME, "rounds": 4, "lr": 0.25}
+CHOICES = {**SMALL, "model": one_layer.NAME, "rounds": 4, "lr": 0.25}
 
 
 def config_of(**choices):

@@ -111,9 +111,9 @@ def test_memory_survives_a_kill(run, small_flags, tmp_path):
     method, killed = four_methods.WITH_MEMORY, tmp_path / "killed"
     flags = [*small_flags, "--algorithm", method.name, "--model", "linear", "--rounds", "400"]
     script = (
-        "import sys, four_methods, linear_model\nfrom tff_fedlabel import algorithms, cli, models\n"
+        "import sys, four_methods, one_layer\nfrom tff_fedlabel import algorithms, cli, models\n"
         "algorithms.register(four_methods.WITH_MEMORY)\n"
-        "models.MODELS[linear_model.NAME] = linear_model.build\nsys.exit(cli.main(sys.argv))\n"
+        "models.MODELS[one_layer.NAME] = one_layer.build\nsys.exit(cli.main(sys.argv))\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", script, *flags, "--output_dir", str(killed)],
