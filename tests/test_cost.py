@@ -1,5 +1,8 @@
 """Costs: passes and bytes against counts by hand, the table, the command line."""
 
+import dataclasses
+import functools
+
 import cost
 import four_methods
 import numpy as np
@@ -8,7 +11,28 @@ import pytest
 from costs import passes, subject, table, traffic
 from scripts import run_script
 
-from tff_fedlabel import algorithms
+from tff_fedlabel import algorithms, augmentation
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cheap_subjects():
+    """A method is built once for each model, and its strong view is one that is soon compiled.
+
+    That one, too, multiplies matrices for its draws, which are no passes of the model.
+    """
+    process, processes = subject.Subject.process, {}
+
+    def process_once(self):
+        key = self.method, self.size.shape, self.size.width
+        if key not in processes:
+            processes[key] = process(self)
+        return processes[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subject.Subject, "process", process_once)
+        patch.setitem(subject.STRONG_AUGMENTS, "single", augmentation.WeakAugment())
+        yield
+
 
 # (forward, backward, batches forward) of one labelled and one unlabelled step, and of the first.
 BY_HAND = {
@@ -41,15 +65,17 @@ def weights_bytes(width, shape):
     return 4 * (first + second + 128 * flat + 128 + 1290)
 
 
+@functools.cache
 def measured(name):
-    one = subject.Subject(name, subject.Size(4, 1, 1, shape=(8, 8, 1), width=2))
+    """Of the model of `passes.count`."""
+    one = subject.Subject(name, subject.Size(4, 1, 1, shape=(8, 8, 1), width=4))
     memory = one.initial_memory()
     helpers = subject.num_helpers(one.method, memory)
     return traffic.measure(one.process(), one.setup.model, memory, helpers)
 
 
 def test_bytes_are_those_of_weights_state_and_metrics():
-    model = weights_bytes(2, (8, 8, 1))
+    model = weights_bytes(4, (8, 8, 1))
     found = measured("fedavg")
     assert found.model == model
     assert found.down == model + 8  # round number, learning rate
@@ -60,7 +86,7 @@ def test_bytes_are_those_of_weights_state_and_metrics():
 
 
 def test_memories_count_where_others_read_them(with_memory):
-    model = weights_bytes(2, (8, 8, 1))
+    model = weights_bytes(4, (8, 8, 1))
     memory = model + 4
     found = measured(with_memory)
     assert found.down == model + 8 + 2 * memory  # two helpers
@@ -69,8 +95,6 @@ def test_memories_count_where_others_read_them(with_memory):
 
 
 def test_a_memory_of_its_own_stays_with_the_client(monkeypatch):
-    import dataclasses
-
     def update(setup, client):
         output = four_methods.supervised(setup, client)
         return output._replace(memory={"rounds": client.memory["rounds"] + 1.0})
