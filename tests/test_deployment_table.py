@@ -40,8 +40,8 @@ def test_the_table_has_all_methods_and_columns(rows):
 
 
 def parts_of(method):
-    """The functions that a method has beside its client update."""
-    fields = {field.name for field in dataclasses.fields(method)} - {"client_update"}
+    """The functions of a method that are compiled beside its client update."""
+    fields = {field.name for field in dataclasses.fields(method)} - {"client_update", "advice"}
     return {name for name in fields if inspect.isfunction(getattr(method, name))}
 
 
