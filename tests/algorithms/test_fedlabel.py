@@ -26,10 +26,17 @@ IN_NEGATIVE = {"strong_augment": "negative"}
     "config,loop",
     [
         ({}, None),
-        ({"proximal_strength": 0.7, "threshold": 0.8}, REDUCE),
+        (
+            {
+                **IN_NEGATIVE,
+                "proximal_strength": 0.7,
+                "threshold": 0.8,
+                "confidence_input": "logits",
+            },
+            REDUCE,
+        ),
         ({"skip_discarded": False, "consistency_weight": 3.0, "confidence": "entropy"}, None),
         ({"skip_discarded": False, "consistency_weight": 0.0}, REDUCE),
-        ({**IN_NEGATIVE, "confidence_input": "logits"}, None),
         ({**IN_NEGATIVE, "selection": "local", "pseudo_label_view": "augmented"}, None),
         ({**IN_NEGATIVE, "selection": "global", "consistency_view": "augmented"}, None),
         (
@@ -88,18 +95,25 @@ def test_augmentation_is_told_seed_round_and_step():
     assert_weights_close(actual, expected)
 
 
+# Of the two tests that follow.
+WITH_MOMENTUM = {
+    "learning_rate": 0.1,
+    "momentum": 0.9,
+    "tail": {"client_weighting": tff.learning.ClientWeighting.UNIFORM},
+}
+
+
 def test_each_phase_starts_with_fresh_optimizer_state():
-    check_rounds(Reference(lr=0.1, lr_momentum=0.9), TWO_ROUNDS, learning_rate=0.1, momentum=0.9)
+    # One client a round, which gets the whole weight whatever the weighting.
+    check_rounds(Reference(lr=0.1, lr_momentum=0.9), [COHORT[:1], COHORT[1:2]], **WITH_MOMENTUM)
 
 
 def test_uniform_weighting_is_the_mean_of_the_contributing_clients():
     weights = start()
     nobody = random_client(14, 0, 0)
-    actual, _ = run(
-        build(tail={"client_weighting": tff.learning.ClientWeighting.UNIFORM}),
-        [[*COHORT, nobody]],
-    )
-    deltas = [Reference().client(weights, *client)[0] for client in COHORT]
+    actual, _ = run(build(**WITH_MOMENTUM), [[*COHORT, nobody]])
+    reference = Reference(lr=0.1, lr_momentum=0.9)
+    deltas = [reference.client(weights, *client)[0] for client in COHORT]
     for i, a in enumerate(actual):
         expected = weights[i] + np.mean([d[i] for d in deltas], axis=0)
         np.testing.assert_allclose(a, expected, atol=TOLERANCE, rtol=0)
