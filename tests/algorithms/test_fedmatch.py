@@ -124,7 +124,10 @@ def test_rounds_equal_numpy():
 
 
 def test_the_authors_choices_equal_numpy():
-    """Also with momentum, which each part has for itself, and the other loop."""
+    """Also with momentum, which each part has for itself, and the other loop.
+
+    Each client takes long in that one, so there are fewer; rounds 1 and 3 are those of a refresh.
+    """
     options = {
         **STRONG,
         "helpers_at_refresh_only": True,
@@ -135,9 +138,10 @@ def test_the_authors_choices_equal_numpy():
     }
     reduce = tff.learning.LoopImplementation.DATASET_REDUCE
     built = build(options, momentum=0.5, loop_implementation=reduce)
-    actual = run(built)
-    check(built, reference(built, options, momentum=0.5), actual)
-    assert [float(h["helpers_per_client"]) > 0 for h in actual[3]] == [False, True] * 3
+    rounds = [(0, 1, 2), (0, 2, 1), (3, 5, 0), (0, 1, 2)]
+    actual = run(built, rounds)
+    check(built, reference(built, options, momentum=0.5), actual, rounds)
+    assert [float(h["helpers_per_client"]) > 0 for h in actual[3]] == [False, True] * 2
 
 
 def test_defaults_are_the_papers():
