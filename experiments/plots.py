@@ -38,20 +38,21 @@ def draw(*run_dirs: str) -> int:
     with command_line.wrong_values_are_usage():
         for kind in FLAGS.draw or []:
             _validation.check_name("draw", kind, _KINDS)
-        runs = drawings.find_runs(run_dirs)
-        if not runs:
+        found = drawings.find_runs(run_dirs)
+        if not found:
             raise command_line.UsageError(f"there is no run in {', '.join(run_dirs)}")
         command_line.check_output("output_dir", FLAGS.output_dir)
+        runs = drawings.Runs(found)
         for kind in FLAGS.draw or _KINDS:
             path = pathlib.Path(FLAGS.output_dir) / f"{kind}.png"
             try:
-                drawn = getattr(drawings.Runs(runs), kind)(path)
+                drawn = getattr(runs, kind)(path)
             except ValueError as error:
                 if FLAGS.draw:
                     raise
                 print(f"no {kind}: {error}", file=sys.stderr)
             else:
-                print(path if drawn is None or len(runs) == 1 else f"{path} (of {drawn.path})")
+                print(path if drawn is None or len(found) == 1 else f"{path} (of {drawn.path})")
     return 0
 
 

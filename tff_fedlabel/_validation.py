@@ -25,14 +25,14 @@ class WrongTypeError(TypeError, ValueError):
     """An argument is of the wrong type. A `ValueError` too: it is a bad argument like others."""
 
 
-def check_name(field: str, name: Any, known: Iterable[str]) -> str:
-    """Returns `name` if it is one of `known`; the message has the nearest of them."""
+def check_name(field: str, name: Any, known: Iterable[str], more: str = "") -> str:
+    """Returns `name` if it is one of `known`; the message has the nearest of them, then `more`."""
     known = list(known)
     if not isinstance(name, str):
         raise WrongTypeError(f"{field} must be one of {', '.join(known)}, got {name!r}.")
     if name not in known:
-        hint = nearest(name, known)
-        raise ValueError(f"{field} {name!r} is unknown{hint}; choose from: {', '.join(known)}.")
+        hint, choices = nearest(name, known), ", ".join(known)
+        raise ValueError(f"{field} {name!r} is unknown{hint}; choose from: {choices}.{more}")
     return name
 
 

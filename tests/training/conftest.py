@@ -54,7 +54,7 @@ def unbuilt(monkeypatch):
 
 
 @pytest.fixture
-def one_worker(build_once, local_runtime, monkeypatch):
+def shared_worker(build_once, local_runtime, monkeypatch):
     """Runs in this process take the worker that all tests share."""
     from tff_fedlabel import runtime
 

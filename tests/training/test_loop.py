@@ -169,7 +169,7 @@ def interrupted_round(monkeypatch):
     signal.signal(signal.SIGINT, previous)
 
 
-@pytest.mark.usefixtures("one_worker")
+@pytest.mark.usefixtures("shared_worker")
 def test_stopped_anywhere_and_resumed_ends_in_the_same_weights(
     reference, tmp_path, main, capfd, interrupted_round
 ):
@@ -251,7 +251,7 @@ def test_another_run_is_refused(copy):
         training.run(config, output_dir, resume=True)
 
 
-@pytest.mark.usefixtures("one_worker")
+@pytest.mark.usefixtures("shared_worker")
 def test_damaged_checkpoint_is_named(copy):
     output_dir, config = copy
     for path in (output_dir / "checkpoints" / f"round_{ROUNDS}").rglob("variables.data*"):
@@ -264,7 +264,7 @@ def test_damaged_checkpoint_is_named(copy):
     assert (output_dir / "summary.json").exists()
 
 
-@pytest.mark.usefixtures("one_worker")
+@pytest.mark.usefixtures("shared_worker")
 def test_run_that_lost_only_its_summary_is_completed(copy, reference):
     output_dir, config = copy
     training.run(config, output_dir, resume=True)
@@ -292,7 +292,7 @@ def test_longer_run_continues_a_finished_one_in_another_runtime(copy):
     assert resumed in (output_dir / "run.log").read_text()
 
 
-@pytest.mark.usefixtures("one_worker")
+@pytest.mark.usefixtures("shared_worker")
 def test_a_goal_below_what_is_done_is_refused(copy):
     output_dir, config = copy
     before = (output_dir / "config.json").read_text()
@@ -302,7 +302,7 @@ def test_a_goal_below_what_is_done_is_refused(copy):
     assert not (output_dir / "summary.json").exists()
 
 
-@pytest.mark.usefixtures("one_worker")
+@pytest.mark.usefixtures("shared_worker")
 @pytest.mark.parametrize(
     "choices,words",
     [({"num_clients": 5000}, "num_clients"), ({"split": "official"}, "no published test set")],

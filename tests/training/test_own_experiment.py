@@ -5,6 +5,7 @@ import json
 
 import four_methods
 import numpy as np
+import one_layer
 import pandas as pd
 import pytest
 import tensorflow as tf
@@ -218,7 +219,7 @@ def registry(monkeypatch):
 
 
 FLAGS = [text for name, value in SMALL.items() for text in (f"--{name}", str(value))]
-FLAGS += ["--model", "linear", "--algorithm", "fedavg", "--clients_per_round", "2"]
+FLAGS += ["--model", one_layer.NAME, "--algorithm", "fedavg", "--clients_per_round", "2"]
 
 
 @pytest.mark.usefixtures("registry", "linear")

@@ -9,6 +9,7 @@ import time
 
 import four_methods
 import numpy as np
+import one_layer
 import pandas as pd
 import pytest
 import tensorflow as tf
@@ -95,7 +96,7 @@ def test_stopped_and_resumed_it_ends_in_the_same_bits(method, run, whole, monkey
 
 
 @by_name
-@pytest.mark.usefixtures("one_worker")
+@pytest.mark.usefixtures("shared_worker")
 def test_the_worker_computes_the_same(method, run, whole):
     """As far as the other run's checkpoint before the last one."""
     half = ROUNDS // 2
@@ -109,7 +110,8 @@ def test_the_worker_computes_the_same(method, run, whole):
 def test_memory_survives_a_kill(run, small_flags, tmp_path):
     """By SIGKILL in the middle of a run of its own process."""
     method, killed = four_methods.WITH_MEMORY, tmp_path / "killed"
-    flags = [*small_flags, "--algorithm", method.name, "--model", "linear", "--rounds", "400"]
+    flags = [*small_flags, "--algorithm", method.name, "--model", one_layer.NAME]
+    flags += ["--rounds", "400"]
     script = (
         "import sys, four_methods, one_layer\nfrom tff_fedlabel import algorithms, cli, models\n"
         "algorithms.register(four_methods.WITH_MEMORY)\n"

@@ -84,13 +84,13 @@ def register(method: Method) -> Method:
 
 def _check_kinds(method: Method) -> None:
     """A flag is one for all methods that have a parameter of its name."""
+    known = {m.name: _parameters.of(m.config_class) for m in METHODS.values()}
     for name, parameter in _parameters.of(method.config_class).items():
-        for other in METHODS.values():
-            known = _parameters.of(other.config_class).get(name)
-            if known is not None and known.kind is not parameter.kind:
+        for other, parameters in known.items():
+            if name in parameters and parameters[name].kind is not parameter.kind:
                 raise ValueError(
                     f"{method.config_class.__name__}.{name} of the method {method.name} must be "
-                    f"{known.kind.__name__}, as it is in {other.name}, or have another name."
+                    f"{parameters[name].kind.__name__}, as it is in {other}, or have another name."
                 )
 
 

@@ -250,7 +250,8 @@ def make_config(task: str, algorithm: str = "fedlabel", **choices: Any) -> RunCo
             "experiment again and continue it by training.run(experiment, ..., resume=True)."
         )
     task, defaults = _task(task)
-    _check_algorithm(algorithm)
+    own_methods = f" A method of your own is known if {_own_methods.VARIABLE} names its file."
+    _validation.check_name("algorithm", algorithm, algorithms.METHODS, own_methods)
     own = {field.name for field in dataclasses.fields(RunConfig)} - {"parameters"}
     given = {name: value for name, value in choices.items() if value is not None}
     given = {**tasks.TASKS.get(task, tasks.OWN_DATA).by_method.get(algorithm, {}), **given}
@@ -335,17 +336,6 @@ def _facts(
 def run_parameters() -> dict[str, _parameters.Parameter]:
     """The fields of `RunConfig` that can be set from text, by name."""
     return _parameters.of(RunConfig)
-
-
-def _check_algorithm(algorithm: Any) -> None:
-    try:
-        _validation.check_name("algorithm", algorithm, algorithms.METHODS)
-    except _validation.WrongTypeError:
-        raise
-    except ValueError as error:
-        raise ValueError(
-            f"{error} A method of your own is known if {_own_methods.VARIABLE} names its file."
-        ) from error
 
 
 def method_parameters() -> dict[str, dict[str, _parameters.Parameter]]:
